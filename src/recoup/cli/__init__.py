@@ -1,0 +1,44 @@
+"""The command line. Each command is a file; this one holds the group and what happens to errors."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+import recoup
+from recoup.cli.max_batch import max_batch
+from recoup.cli.methods import methods
+from recoup.cli.show import show
+from recoup.cli.solve import solve
+from recoup.errors import RecoupError
+
+_EPILOG = """\b
+Try it on a built-in network:
+  recoup solve mobilenet:64 --budget 0.5 --method ap-greedy
+  recoup show vgg16:64
+  recoup max-batch vgg19 --budget 16GB
+"""
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EPILOG)
+@click.version_option(recoup.__version__, prog_name="recoup")
+def cli() -> None:
+    """Plan a training step inside a memory budget.
+
+    recoup runs some operators again instead of keeping their results, chooses which ones so that the step stays as fast
+    as possible, and says how close to optimal the choice is.
+    """
+
+
+for command in (solve, show, max_batch, methods):
+    cli.add_command(command)
+
+
+def main() -> None:
+    """Entry point: errors a user can mend end in one line and exit code 2."""
+    try:
+        cli()
+    except RecoupError as problem:
+        click.echo(f"error: {problem}", err=True)
+        sys.exit(2)

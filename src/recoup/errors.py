@@ -1,0 +1,25 @@
+"""Every error a user can meet. Each message says what was wrong, where, and what to do about it."""
+
+
+class RecoupError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class GraphError(RecoupError, ValueError):
+    """The graph is not a valid training step; the message names the op or value."""
+
+
+class ScheduleError(RecoupError, ValueError):
+    """The schedule cannot be executed; the message names the step."""
+
+
+class PlanError(RecoupError, ValueError):
+    """A plan file is broken, or belongs to another graph."""
+
+
+class BudgetError(RecoupError, ValueError):
+    """A budget that means nothing."""
+
+
+class MethodError(RecoupError, ValueError):
+    """No planner or solver has that name."""

@@ -1,0 +1,107 @@
+"""Checkmate: the integer program of section 4, solved to proven optimality.
+
+``checkmate`` is problem (9), ``checkmate-unpartitioned`` problem (1) with the memory of section 4.4; the program itself
+is in :mod:`recoup.planners.stages`. The search starts from the best baseline that fits, as the program's feasible set
+contains them all.
+"""
+
+from __future__ import annotations
+
+import math
+
+from recoup import solvers
+from recoup.planners import registry
+from recoup.planners.floor import memory_floor
+from recoup.planners.stages import StageProgram
+from recoup.solvers.program import Floats
+from recoup.task import Finding, NotApplicableError, Task
+from recoup.units import format_bytes
+
+STARTS = ("checkpoint-all", "griewank", "ap-greedy", "linearized-greedy")
+CLASS = "no schedule that runs each op at most once per stage fits"
+
+
+def plan(task: Task) -> Finding:
+    """Problem (9)."""
+    impossible = below_floor(task)
+    if impossible is not None:
+        return impossible
+    offer_baselines(task)
+    return _solve(task, partitioned=True)
+
+
+def plan_unpartitioned(task: Task) -> Finding:
+    """Problem (1) with memory: n free stages, in which the solver also finds the order of first runs."""
+    impossible = below_floor(task)
+    return impossible or _solve(task, partitioned=False)
+
+
+def below_floor(task: Task) -> Finding | None:
+    """Infeasible at a glance: one op alone needs more than the budget."""
+    floor = memory_floor(task.graph)
+    if task.budget is None or floor.bytes <= task.budget:
+        return None
+    needs = format_bytes(floor.bytes)
+    message = f"op {floor.op!r} alone needs {needs}" if floor.op else f"{needs} are resident"
+    return Finding(infeasible=True, message=message)
+
+
+def offer_baselines(task: Task) -> None:
+    """Offer the baselines' schedules, as starts and as answers if time runs out."""
+    for name in STARTS:
+        try:
+            task.offer_all(registry.get(name).candidates(task.graph))
+        except NotApplicableError:
+            continue
+
+
+def _solve(task: Task, partitioned: bool) -> Finding:
+    solver, bound = solvers.get(task.solver), None
+    budget = task.budget
+    while True:
+        stage = StageProgram(task.graph, budget, partitioned, task.clock.stopped)
+        if task.clock.stopped():
+            return Finding(bound, scope="stage-once")
+        if task.cost_limit is not None:
+            stage.limit_cost(task.cost_limit)
+
+        def found(x: Floats, stage: StageProgram = stage) -> None:
+            task.offer(stage.schedule(x))
+
+        def progress(bound: float, incumbent: float, stage: StageProgram = stage) -> None:
+            task.report(proven(task, stage, bound))
+
+        answer = solver.solve(
+            stage.program,
+            time_limit=task.clock.left(),
+            gap=task.gap,
+            seed=task.seed,
+            start=None if task.best is None else stage.point(task.best),
+            stopped=task.clock.stopped,
+            progress=progress,
+            found=found,
+        )
+        if answer.status == "infeasible":
+            return Finding(bound, infeasible=bound is None, scope="stage-once", message=CLASS)
+        bound = bound or proven(task, stage, answer.bound)
+        if answer.x is None or budget is None:
+            return Finding(bound, scope="stage-once")
+        judged = task.offer(stage.schedule(answer.x))
+        if judged.peak_bytes <= (task.budget or 0):
+            return Finding(bound, scope="stage-once")
+        budget -= judged.peak_bytes - (task.budget or 0)  # the solver's tolerance; round against ourselves
+
+
+def proven(task: Task, stage: StageProgram, bound: float) -> float | None:
+    """A solver's bound in the graph's time unit, a hair lower for its tolerances."""
+    if not math.isfinite(bound):
+        return None
+    cost = bound * stage.time_unit
+    cost -= 1e-9 * abs(cost)
+    return whole(task, cost)
+
+
+def whole(task: Task, bound: float) -> float:
+    """Where all times are integers so is every cost: a bound just below an integer is that integer."""
+    nearest = math.ceil(bound)
+    return nearest if task.graph.arrays.integral and nearest - bound < 1e-6 else bound

@@ -1,0 +1,83 @@
+"""Every planner, by name. A planner is a file with a ``plan(task)``; it joins by a line here and loads when asked for.
+
+Heuristics give ``candidates(graph)`` instead: the schedules of all their settings. What is common to them, taking the
+cheapest that fits, is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from recoup.errors import MethodError
+from recoup.graph import Graph
+from recoup.schedule import Schedule
+from recoup.task import Finding, NotApplicableError, Task
+
+
+@dataclass(frozen=True)
+class Method:
+    """A planner's name, what it is, where the paper has it, and the function that does it."""
+
+    name: str
+    title: str
+    paper: str
+    target: str  # "module:function"
+    exact: bool = False  # proves things, and so may say "infeasible"
+
+    def candidates(self, graph: Graph) -> Iterator[Schedule]:
+        """All schedules of a heuristic; raises NotApplicableError where it does not apply."""
+        if self.exact:
+            raise MethodError(f"{self.name} is not a heuristic")
+        found: Iterator[Schedule] = self._function()(graph)
+        return found
+
+    def plan(self, task: Task) -> Finding:
+        """Search; what is found is in the task."""
+        if self.exact:
+            finding: Finding = self._function()(task)
+            return finding
+        try:
+            task.offer_all(self.candidates(task.graph))
+        except NotApplicableError as problem:
+            return Finding(message=f"{self.name} does not apply: {problem}")
+        return Finding()
+
+    def _function(self) -> Any:
+        module, function = self.target.split(":")
+        return getattr(import_module(f"recoup.planners.{module}"), function)
+
+
+_ALL = (
+    Method("checkmate", "integer program over frontier-advancing stages", "(9)", "checkmate:plan", exact=True),
+    Method(
+        "checkmate-unpartitioned",
+        "integer program over free stages; small graphs only",
+        "(1) with memory",
+        "checkmate:plan_unpartitioned",
+        exact=True,
+    ),
+    Method("lp", "linear relaxation of checkmate: a bound, no schedule", "5.1", "lp:plan", exact=True),
+    Method("rounding", "two-phase rounding of the relaxation", "Alg. 2, App. D", "rounding:plan", exact=True),
+    Method("checkpoint-all", "keep everything", "Table 1", "checkpoint_all:candidates"),
+    Method("checkpoint-last", "keep only the newest result", "Table 1", "checkpoint_last:candidates"),
+    Method("griewank", "REVOLVE on linear networks", "Table 1", "griewank:candidates"),
+    Method("chen-sqrt", "sqrt(n) segments on linear networks", "Table 1", "chen:sqrt"),
+    Method("chen-greedy", "segments of equal memory on linear networks", "Table 1", "chen:greedy"),
+    Method("ap-sqrt", "sqrt(n) segments over articulation points", "B.1", "articulation:sqrt"),
+    Method("ap-greedy", "segments of equal memory over articulation points", "B.1", "articulation:greedy"),
+    Method("linearized-sqrt", "sqrt(n) segments over the listed order", "B.2", "linearized:sqrt"),
+    Method("linearized-greedy", "segments of equal memory over the listed order", "B.2", "linearized:greedy"),
+    Method("min-memory", "the smallest peak, whatever it costs", "", "min_memory:plan", exact=True),
+)
+
+METHODS: dict[str, Method] = {method.name: method for method in _ALL}
+
+
+def get(name: str) -> Method:
+    """The planner called ``name``."""
+    if name not in METHODS:
+        raise MethodError(f"there is no method {name!r}; choose one of {', '.join(METHODS)}")
+    return METHODS[name]

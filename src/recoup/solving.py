@@ -1,0 +1,112 @@
+"""``recoup.solve``: one door to every planner. The judge has the last word on whatever comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from recoup.errors import BudgetError
+from recoup.graph import Graph
+from recoup.judge import simulate
+from recoup.planners import registry
+from recoup.planners.floor import cost_floor, memory_floor
+from recoup.schedule import Schedule
+from recoup.solution import Solution, Status
+from recoup.task import Clock, Finding, Progress, Scope, Task
+from recoup.units import Budget, resolve_budget
+
+DEFAULT_METHOD = "checkmate"
+OPTIMAL = 1e-8  # relative distance to the bound at which a cost is called optimal: what a solver can tell apart
+SMALLEST_BUDGET_SECONDS = 5.0  # spent to say which budget would work
+
+
+def solve(
+    graph: Graph,
+    budget: Budget = None,
+    method: str = DEFAULT_METHOD,
+    *,
+    time_limit: float | None = 60.0,
+    gap: float = 0.0,
+    seed: int = 0,
+    solver: str = "highs",
+    progress: Callable[[Progress], None] | None = None,
+) -> Solution:
+    """Find a schedule of ``graph`` within ``budget`` that costs as little as ``method`` can.
+
+    The budget is bytes (an integer, or a string such as ``"6GiB"``) or a fraction of the peak without recomputation (a
+    float, or ``"0.4"``); None sets no limit. The search ends at ``time_limit`` seconds, when the certified ``gap`` is
+    small enough, or with Ctrl-C, and returns the best schedule so far. The same seed gives the same answer unless time
+    ran out.
+
+    >>> from recoup.generators import chain
+    >>> solve(chain(8), budget=4).cost
+    26
+    """
+    chosen = registry.get(method)
+    if time_limit is not None and not time_limit >= 0:
+        raise BudgetError(f"a time limit of {time_limit!r} seconds means nothing; give 0 or more")
+    if not 0 <= gap < 1:
+        raise BudgetError(f"a gap of {gap!r} means nothing; give a share such as 0.005")
+    base = simulate(graph, Schedule.default(graph))
+    limit = resolve_budget(budget, base.peak_bytes)
+    clock = Clock(time_limit)
+    task = Task(graph, limit, method, clock, gap, seed, solver, progress)
+    with clock.catching_ctrl_c():
+        finding = chosen.plan(task)
+    solution = _solution(task, finding, base.cost, base.peak_bytes)
+    if solution.schedule is None and method not in ("lp", "min-memory") and not clock.interrupted:
+        return _with_smallest_budget(solution)
+    return solution
+
+
+def _solution(task: Task, finding: Finding, base_cost: float, base_peak: int) -> Solution:
+    best = task.best
+    bound, scope = _bound(task, finding)
+    status: Status = "unknown"
+    message = finding.message
+    if best is not None:
+        status = "optimal" if best.cost - bound <= OPTIMAL * best.cost else "feasible"
+        bound = best.cost if status == "optimal" else bound
+        if task.method != "min-memory":
+            message = ""
+    elif finding.infeasible:
+        status, scope = "infeasible", finding.scope
+    elif not message:
+        message = _why_nothing(task)
+    return Solution(
+        status=status,
+        scope=scope,
+        method=task.method,
+        graph=task.graph,
+        schedule=None if best is None else best.schedule,
+        cost=None if best is None else best.cost,
+        peak_bytes=None if best is None else best.peak_bytes,
+        base_cost=base_cost,
+        base_peak_bytes=base_peak,
+        budget_bytes=task.budget,
+        lower_bound=None if status == "infeasible" else bound,
+        seconds=task.clock.seconds(),
+        seed=task.seed,
+        message=message,
+        interrupted=task.clock.interrupted,
+    )
+
+
+def _bound(task: Task, finding: Finding) -> tuple[float, Scope]:
+    """The better of what the planner proved and what holds for every schedule."""
+    trivial = cost_floor(task.graph)
+    if finding.lower_bound is None or finding.lower_bound <= trivial:
+        return trivial, "any"
+    return finding.lower_bound, finding.scope
+
+
+def _why_nothing(task: Task) -> str:
+    if task.clock.stopped():
+        return "nothing found in time"
+    return f"{task.method} has no schedule that fits"
+
+
+def _with_smallest_budget(solution: Solution) -> Solution:
+    """Say which budget would work, and below which none does."""
+    smallest = solve(solution.graph, None, "min-memory", time_limit=SMALLEST_BUDGET_SECONDS)
+    return replace(solution, smallest_budget=smallest.peak_bytes, budget_bound=memory_floor(solution.graph).bytes)

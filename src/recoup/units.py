@@ -1,0 +1,65 @@
+"""Bytes and budgets as people write them."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from numbers import Integral, Real
+
+from recoup.errors import BudgetError
+
+_UNITS = {"b": 1} | {
+    f"{letter}{suffix}": base**power
+    for power, letter in enumerate("kmgt", start=1)
+    for suffix, base in (("b", 1000), ("ib", 1024))
+}
+_HELP = "write bytes with a unit, as in 6GiB, 500MB or 123B, or a fraction of the plain peak, as in 0.4"
+
+Budget = int | float | str | None
+
+
+def parse_bytes(text: str) -> int:
+    """``'6GiB'``, ``'1.5 GB'``, ``'123B'`` to bytes; GiB is 2^30, GB is 10^9."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]+)\s*", text)
+    if match is None:
+        raise BudgetError(f"{text!r} is not a budget: {_HELP}")
+    number, unit = match.groups()
+    if unit.lower() not in _UNITS:
+        raise BudgetError(f"{text!r}: there is no unit {unit!r}: {_HELP}")
+    return int(Fraction(number) * _UNITS[unit.lower()])
+
+
+def resolve_budget(budget: Budget, plain_peak: int) -> int | None:
+    """A budget in bytes: integers are bytes, floats fractions of ``plain_peak``, strings either; None is no limit."""
+    if budget is None:
+        return None
+    if isinstance(budget, str):
+        text = budget.strip()
+        if re.fullmatch(r"\d*\.?\d+|\d+\.", text) is None:
+            return parse_bytes(text)
+        return _share(Fraction(text), plain_peak, budget)
+    if isinstance(budget, bool) or not isinstance(budget, Real):
+        raise BudgetError(f"{budget!r} is not a budget: {_HELP}")
+    if isinstance(budget, Integral):
+        if budget < 0:
+            raise BudgetError(f"a budget of {budget} bytes is negative")
+        return int(budget)
+    if budget != budget or budget in (float("inf"), float("-inf")):
+        raise BudgetError(f"{budget!r} is not a budget: {_HELP}")
+    return _share(Fraction(repr(float(budget))), plain_peak, budget)
+
+
+def _share(fraction: Fraction, plain_peak: int, given: object) -> int:
+    if not 0 < fraction <= 1:
+        raise BudgetError(f"{given!r}: a budget without a unit is a fraction between 0 and 1; {_HELP}")
+    return int(fraction * plain_peak)
+
+
+def format_bytes(count: int) -> str:
+    """Bytes for people: exact below 1 KiB, else three or four digits and a binary unit."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{count} B" if unit == "B" else f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:.4g} TiB"

@@ -289,20 +289,21 @@ def _find_cycle(graph: Graph, maker: Mapping[str, int]) -> list[str]:
     path = [min(stuck)]
     while len(set(path)) == len(path):
         path.append(min(needs[path[-1]] & stuck))
-    loop = path[path.index(path[-1]) : -1]
-    return [graph.ops[i].id for i in reversed(loop)]
+    loop = path[path.index(path[-1]) : -1][::-1]
+    begin = loop.index(min(loop))
+    return [graph.ops[i].id for i in loop[begin:] + loop[:begin]]
 
 
 def _check_implementation(graph: Graph, op: Op, impl: Implementation, maker: Mapping[str, int]) -> None:
     where = f"op {op.id!r}" + (f", implementation {impl.name!r}" if impl.name else "")
     if isinstance(impl.time, bool) or not isinstance(impl.time, int | float):
         raise GraphError(f"{where}: time must be a number, not {impl.time!r}")
-    if not math.isfinite(impl.time):
+    if isinstance(impl.time, float) and not math.isfinite(impl.time):
         raise GraphError(f"{where}: time is {impl.time}")
     if impl.time < 0:
         raise GraphError(f"{where}: time is negative ({impl.time})")
     if impl.time > 1e300:
-        raise GraphError(f"{where}: time is too large ({impl.time})")
+        raise GraphError(f"{where}: time is larger than 1e300")
     _check_count(impl.workspace, f"{where}: workspace")
     if impl.inplace is None:
         return

@@ -125,7 +125,7 @@ def _instances(graph: Graph, kernels: Ints) -> Instances:
 
     writes = np.flatnonzero(is_write)
     first = step[writes]
-    last = step[np.append(writes[1:], len(value)) - 1]
+    last = step[np.append(writes, len(value))[1:] - 1]
     held = a.required[value[writes]]
     last = np.where(held, np.where(new_value[writes], steps - 1, first), last)
     if np.count_nonzero(held & new_value[writes]) != np.count_nonzero(a.required):

@@ -17,7 +17,7 @@ from recoup.units import Budget, resolve_budget
 
 DEFAULT_METHOD = "checkmate"
 OPTIMAL = 1e-8  # relative distance to the bound at which a cost is called optimal: what a solver can tell apart
-SMALLEST_BUDGET_SECONDS = 5.0  # spent to say which budget would work
+SMALLEST_BUDGET_SECONDS = 2.0  # spent to say which budget would work
 
 
 def solve(

@@ -80,7 +80,7 @@ def _print(results: list[BatchSize], limit: int) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("")
     for result in results:
-        bar = result.message or "█" * round(30 * result.batch / max(best, 1))
+        bar = result.message or "█" * round(20 * result.batch / max(best, 1))
         cells = (number(result.batch), number(result.upper_bound), number(result.cost), f"{result.seconds:.1f}")
         table.add_row(result.method, *cells, bar)
     Console(highlight=False).print(table)

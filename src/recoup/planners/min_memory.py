@@ -25,7 +25,6 @@ from recoup.views.stage_matrices import minimal_recomputation, schedule_of
 
 BASELINES = ("checkpoint-all", "checkpoint-last", "griewank", "ap-greedy", "linearized-greedy")
 SMALL = 30  # ops up to which the integer program is worth its seconds here
-SECONDS = 5.0  # for the integer program
 
 
 def plan(task: Task) -> Finding:
@@ -63,10 +62,9 @@ def _integer_program(task: Task) -> None:
     start = simulate(task.graph, Schedule.default(task.graph))
     stage = StageProgram(task.graph, start.peak_bytes, True)
     stage.minimise_peak()
-    left = task.clock.left()
     answer = solvers.get(task.solver).solve(
         stage.program,
-        time_limit=SECONDS if left is None else min(left, SECONDS),
+        time_limit=task.clock.left(),
         seed=task.seed,
         stopped=task.clock.stopped,
     )

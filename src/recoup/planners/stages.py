@@ -239,7 +239,7 @@ class StageProgram:
     def point(self, judged: Simulation) -> Floats | None:
         """The point of a schedule, to start the solver from; None if the schedule is outside the program's class."""
         row = stages(judged.schedule)
-        if not self.partitioned or int(row[-1]) + 1 != len(self.nodes):
+        if not self.partitioned or len(np.unique(row)) != len(self.nodes):
             return None
         x = np.zeros(len(self.program.cost))
         for t, i in zip(row.tolist(), judged.schedule.ops.tolist(), strict=True):

@@ -8,8 +8,11 @@ from recoup import Graph, GraphBuilder, Implementation
 
 
 @st.composite
-def graphs(draw: st.DrawFn, max_ops: int = 8, choices: bool = False) -> Graph:
-    """A valid graph; with ``choices`` some ops are optional or have several implementations, in-place ones included."""
+def graphs(draw: st.DrawFn, max_ops: int = 8, choices: bool = False, overwrite: bool = False) -> Graph:
+    """A valid graph; with ``choices`` some ops are optional or have several implementations, in-place ones included.
+
+    With ``overwrite`` first implementations may be in place.
+    """
     b = GraphBuilder("random", resident_bytes=draw(st.integers(0, 4)))
     known = [b.input("x", bytes=draw(st.integers(0, 3)))]  # made by ops that always run, by their first implementation
     extra: list[str] = []  # made only sometimes
@@ -24,12 +27,14 @@ def graphs(draw: st.DrawFn, max_ops: int = 8, choices: bool = False) -> Graph:
             size[value] = draw(st.integers(0, 5))
             b.value(value, size[value])
         optional = choices and draw(st.integers(0, 7)) == 0
-        first = _implementation(draw, inputs, outputs, "first")
+        first = _implementation(draw, inputs, outputs, "first", size if overwrite else None)
+        if first.inplace:
+            known.remove(first.inplace[0])
         implementations = [first]
         if choices and draw(st.booleans()):
             others = draw(st.lists(st.sampled_from(known + extra), max_size=3, unique=True))
             implementations.append(_implementation(draw, others, outputs, "second", size))
-        if not choices:
+        if not choices and not overwrite:
             implementations = [Implementation(first.inputs, first.outputs, first.time, first.workspace)]
         b.op(
             f"op{i}",

@@ -85,15 +85,15 @@ def test_partitioned_and_unpartitioned_agree_on_the_tightest_three_layers():
 
 
 @st.composite
-def problems(draw, max_ops=8):
-    graph = draw(graphs(max_ops=max_ops))
+def problems(draw, **options):
+    graph = draw(graphs(**options))
     plain = simulate(graph, Schedule.default(graph)).peak_bytes
     floor = memory_floor(graph).bytes
     return graph, draw(st.integers(max(0, floor - 1), max(plain, floor)))
 
 
 @settings(max_examples=120, deadline=None)
-@given(problems())
+@given(problems() | problems(overwrite=True))
 def test_checkmate_equals_brute_force_over_its_class(problem):
     graph, budget = problem
     solution = solve(graph, budget, "checkmate", time_limit=None)
@@ -150,7 +150,7 @@ def test_min_memory_is_between_its_bound_and_the_plain_peak(graph):
 
 
 @settings(max_examples=40, deadline=None)
-@given(graphs(choices=True), st.sampled_from(FAST))
+@given(graphs(choices=True) | graphs(overwrite=True), st.sampled_from(FAST))
 def test_graphs_with_choices_never_break_a_planner_or_the_bound(graph, method):
     plain = simulate(graph, Schedule.default(graph)).peak_bytes
     floor = memory_floor(graph).bytes

@@ -14,10 +14,10 @@ from recoup.planners import registry
 from recoup.planners.floor import memory_floor
 from recoup.planners.stages import StageProgram
 from recoup.solvers.program import Floats
-from recoup.task import Finding, NotApplicableError, Task
+from recoup.task import Finding, Task
 from recoup.units import format_bytes
 
-STARTS = ("checkpoint-all", "griewank", "ap-greedy", "linearized-greedy")
+STARTS = ("checkpoint-all", "recompute-forward", "griewank", "ap-greedy", "linearized-greedy")
 CLASS = "no schedule that runs each op at most once per stage fits"
 
 
@@ -26,7 +26,7 @@ def plan(task: Task) -> Finding:
     impossible = below_floor(task)
     if impossible is not None:
         return impossible
-    offer_baselines(task)
+    registry.offer_candidates(task, *STARTS)
     return _solve(task, partitioned=True)
 
 
@@ -44,15 +44,6 @@ def below_floor(task: Task) -> Finding | None:
     needs = format_bytes(floor.bytes)
     message = f"op {floor.op!r} alone needs {needs}" if floor.op else f"{needs} are resident"
     return Finding(infeasible=True, message=message)
-
-
-def offer_baselines(task: Task) -> None:
-    """Offer the baselines' schedules, as starts and as answers if time runs out."""
-    for name in STARTS:
-        try:
-            task.offer_all(registry.get(name).candidates(task.graph))
-        except NotApplicableError:
-            continue
 
 
 def _solve(task: Task, partitioned: bool) -> Finding:

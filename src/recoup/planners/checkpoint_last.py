@@ -7,12 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from recoup.graph import Graph
-from recoup.planners.policy import with_irreplaceable
+from recoup.planners.policy import cheapest_schedule
 from recoup.schedule import Schedule
-from recoup.views.stage_matrices import minimal_recomputation, schedule_of
 
 
 def candidates(graph: Graph) -> Iterator[Schedule]:
     """One schedule: S[t, t - 1] = 1 and nothing else, besides what may not run again."""
     S = np.eye(len(graph.ops), k=-1, dtype=np.bool_)
-    yield schedule_of(graph, minimal_recomputation(graph, with_irreplaceable(graph, S)))
+    yield cheapest_schedule(graph, S)

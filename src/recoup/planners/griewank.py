@@ -14,17 +14,16 @@ import numpy as np
 
 from recoup.arrays import Bools
 from recoup.graph import Graph
-from recoup.planners.policy import require_linear, with_irreplaceable
+from recoup.planners.policy import cheapest_schedule, require_linear
 from recoup.schedule import Schedule
-from recoup.views.stage_matrices import dependencies, minimal_recomputation, schedule_of
+from recoup.views.stage_matrices import dependencies
 
 
 def candidates(graph: Graph) -> Iterator[Schedule]:
     """The REVOLVE schedule for each number of snapshots, most snapshots first."""
     states = require_linear(graph)[:-1]
     for snapshots in range(len(states), -1, -1):
-        S = carried_values(graph, states, stored_states(len(states), snapshots))
-        yield schedule_of(graph, minimal_recomputation(graph, S))
+        yield cheapest_schedule(graph, carried_values(graph, states, stored_states(len(states), snapshots)))
 
 
 def fewest_advances(states: int, snapshots: int) -> int:
@@ -88,4 +87,4 @@ def carried_values(graph: Graph, states: list[int], stored: dict[int, frozenset[
         keep = (before & carried) | (mine & previous)
         S[t, [states[p - 1] for p in keep]] = True
         before, previous = carried, mine
-    return with_irreplaceable(graph, S)
+    return S

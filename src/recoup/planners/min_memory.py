@@ -1,29 +1,22 @@
 """Min-memory: the smallest peak any of our planners can reach, and a lower bound on it.
 
-Candidates are the baselines in all their settings, and one of its own: carry gradients only and recompute the forward
-pass for every backward op. On small graphs the integer program (9) then minimises its own peak. The bound is the floor:
-what a single op needs.
+Candidates are the baselines in all their settings. On small graphs the integer program (9) then minimises its own peak.
+The bound is the floor: what a single op needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import numpy as np
-
 from recoup import solvers
-from recoup.graph import Graph
 from recoup.judge import simulate
 from recoup.planners import registry
 from recoup.planners.checkmate import below_floor
 from recoup.planners.floor import memory_floor
 from recoup.planners.stages import StageProgram
 from recoup.schedule import Schedule
-from recoup.task import Finding, NotApplicableError, Task
+from recoup.task import Finding, Task
 from recoup.units import format_bytes
-from recoup.views.stage_matrices import minimal_recomputation, schedule_of
 
-BASELINES = ("checkpoint-all", "checkpoint-last", "griewank", "ap-greedy", "linearized-greedy")
+BASELINES = ("checkpoint-all", "recompute-forward", "checkpoint-last", "griewank", "ap-greedy", "linearized-greedy")
 SMALL = 30  # ops up to which the integer program is worth its seconds here
 
 
@@ -31,14 +24,7 @@ def plan(task: Task) -> Finding:
     """Offer everything; the task keeps the smallest peak, and the cheapest schedule with it."""
     task.smallest = True
     floor = memory_floor(task.graph).bytes
-    task.offer_all(_recompute_forward(task.graph))
-    for name in BASELINES:
-        if task.clock.stopped():
-            break
-        try:
-            task.offer_all(registry.get(name).candidates(task.graph))
-        except NotApplicableError:
-            continue
+    registry.offer_candidates(task, *BASELINES)
     if len(task.graph.ops) <= SMALL and (task.least_peak or 0) > floor and not task.clock.stopped():
         _integer_program(task)
     if task.budget is not None and floor > task.budget:
@@ -47,14 +33,6 @@ def plan(task: Task) -> Finding:
     if reached == floor:
         return Finding(message=f"{format_bytes(floor)} is the smallest peak of any schedule")
     return Finding(message=f"no schedule goes below {format_bytes(floor)}")
-
-
-def _recompute_forward(graph: Graph) -> Iterator[Schedule]:
-    """Carry gradients only."""
-    a = graph.arrays
-    S = np.tri(len(graph.ops), k=-1, dtype=np.bool_)
-    S[:, a.forward & ~a.once] = False
-    yield schedule_of(graph, minimal_recomputation(graph, S))
 
 
 def _integer_program(task: Task) -> None:

@@ -34,8 +34,7 @@ def forward_ops(graph: Graph) -> list[int]:
 
 def segmented_schedule(graph: Graph, checkpoints: Collection[int]) -> Schedule:
     """The schedule of a checkpoint set (ops, by number)."""
-    S = carried_values(graph, sorted(checkpoints))
-    return schedule_of(graph, minimal_recomputation(graph, S))
+    return cheapest_schedule(graph, carried_values(graph, sorted(checkpoints)))
 
 
 def carried_values(graph: Graph, checkpoints: list[int]) -> Bools:
@@ -65,14 +64,19 @@ def carried_values(graph: Graph, checkpoints: list[int]) -> Bools:
             for i in mine:
                 if segment[i] == current:
                     S[began + 1 : t + 1, i] = True
-    return with_irreplaceable(graph, S)
-
-
-def with_irreplaceable(graph: Graph, S: Bools) -> Bools:
-    """Carry for ever what may not be made again (``once``)."""
-    for i in np.flatnonzero(graph.arrays.once).tolist():
-        S[i + 1 :, i] = True
     return S
+
+
+def cheapest_schedule(graph: Graph, S: Bools) -> Schedule:
+    """The schedule with the fewest runs that carries what S says, and what may not be made again (``once``)."""
+    a = graph.arrays
+    inplace = np.flatnonzero(a.overwritten[a.first_kernel[:-1]] >= 0)
+    if len(inplace):
+        name = graph.ops[inplace[0]].id
+        raise NotApplicableError(f"op {name!r} runs in place, and what it overwrites cannot be carried on")
+    for i in np.flatnonzero(a.once).tolist():
+        S[i + 1 :, i] = True
+    return schedule_of(graph, minimal_recomputation(graph, S))
 
 
 def every_kth(graph: Graph, nodes: list[int]) -> Iterator[Schedule]:

@@ -36,10 +36,10 @@ class Method:
 
     def plan(self, task: Task) -> Finding:
         """Search; what is found is in the task."""
-        if self.exact:
-            finding: Finding = self._function()(task)
-            return finding
         try:
+            if self.exact:
+                finding: Finding = self._function()(task)
+                return finding
             task.offer_all(self.candidates(task.graph))
         except NotApplicableError as problem:
             return Finding(message=f"{self.name} does not apply: {problem}")
@@ -63,6 +63,7 @@ _ALL = (
     Method("rounding", "two-phase rounding of the relaxation", "Alg. 2, App. D", "rounding:plan", exact=True),
     Method("checkpoint-all", "keep everything", "Table 1", "checkpoint_all:candidates"),
     Method("checkpoint-last", "keep only the newest result", "Table 1", "checkpoint_last:candidates"),
+    Method("recompute-forward", "keep gradients, recompute the rest for every op", "", "recompute_forward:candidates"),
     Method("griewank", "REVOLVE on linear networks", "Table 1", "griewank:candidates"),
     Method("chen-sqrt", "sqrt(n) segments on linear networks", "Table 1", "chen:sqrt"),
     Method("chen-greedy", "segments of equal memory on linear networks", "Table 1", "chen:greedy"),
@@ -81,3 +82,14 @@ def get(name: str) -> Method:
     if name not in METHODS:
         raise MethodError(f"there is no method {name!r}; choose one of {', '.join(METHODS)}")
     return METHODS[name]
+
+
+def offer_candidates(task: Task, *names: str) -> None:
+    """Offer the schedules of several heuristics, passing over those that do not apply."""
+    for name in names:
+        if task.clock.stopped():
+            return
+        try:
+            task.offer_all(METHODS[name].candidates(task.graph))
+        except NotApplicableError:
+            continue

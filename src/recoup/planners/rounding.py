@@ -15,12 +15,11 @@ import numpy as np
 from recoup import solvers
 from recoup.graph import Graph
 from recoup.planners.checkmate import CLASS, below_floor, proven
-from recoup.planners.policy import with_irreplaceable
+from recoup.planners.policy import cheapest_schedule
 from recoup.planners.stages import StageProgram
 from recoup.schedule import Schedule
 from recoup.solvers.program import Floats
 from recoup.task import Finding, Task
-from recoup.views.stage_matrices import minimal_recomputation, schedule_of
 
 ALLOWANCES = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 THRESHOLDS = (0.5, *np.linspace(0.025, 0.975, 39))
@@ -70,4 +69,4 @@ def _roundings(graph: Graph, S: Floats, rng: np.random.Generator) -> Iterator[Sc
         if (key := rounded.tobytes()) in seen:
             continue
         seen.add(key)
-        yield schedule_of(graph, minimal_recomputation(graph, with_irreplaceable(graph, rounded)))
+        yield cheapest_schedule(graph, rounded)

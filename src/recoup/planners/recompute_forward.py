@@ -1,0 +1,21 @@
+"""Recompute forward: carry gradients only and run the forward pass again, as far as needed, for every backward op.
+
+Not in the Table 1 of the paper, whose checkpoint-last drops gradients too, but of its kind: hardly any needs less memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from recoup.graph import Graph
+from recoup.planners.policy import cheapest_schedule
+from recoup.schedule import Schedule
+
+
+def candidates(graph: Graph) -> Iterator[Schedule]:
+    """One schedule: S holds every backward op and nothing else."""
+    S = np.tri(len(graph.ops), k=-1, dtype=np.bool_)
+    S[:, graph.arrays.forward] = False
+    yield cheapest_schedule(graph, S)

@@ -53,6 +53,8 @@ class _Model:
 
 def _cheapest(model: _Model, start: State, moves, done) -> float:
     """The least cost from the start to a state that is done; infinity if there is none."""
+    if model.room < 0:
+        return math.inf
     best = {start: 0.0}
     tie = count()
     queue = [(model.rest[0], 0, next(tie), start)]

@@ -75,8 +75,8 @@ def simulate(graph: Graph, schedule: Schedule | Sequence[Any]) -> Simulation:
         raise ScheduleError("the schedule was made for another graph")
     a, kernels = graph.arrays, schedule.kernels
     _check_counts(graph, schedule)
-    instances = _instances(graph, kernels)
-    memory = _memory(graph, kernels, instances)
+    instances = lifetimes(graph, kernels)
+    memory = memory_curve(graph, kernels, instances)
     memory.flags.writeable = False
     peak = int(memory.max()) if len(memory) else graph.resident_bytes
     return Simulation(schedule, _cost(a, kernels), peak, memory, instances)
@@ -105,7 +105,8 @@ def _check_counts(graph: Graph, schedule: Schedule) -> None:
         raise ScheduleError(f"op {graph.ops[often[0]].id!r} may run only once but runs {runs[often[0]]} times")
 
 
-def _instances(graph: Graph, kernels: Ints) -> Instances:
+def lifetimes(graph: Graph, kernels: Ints) -> Instances:
+    """Every value instance of a sequence of kernels; raises :class:`ScheduleError` if one reads what is not there."""
     a, steps = graph.arrays, len(kernels)
     read_value, read_step = a.inputs.gather(kernels)
     made_value, made_step = a.outputs.gather(kernels)
@@ -146,7 +147,8 @@ def _refuse(graph: Graph, kernels: Ints, value: Ints, step: Ints, gone: Bools) -
     )
 
 
-def _memory(graph: Graph, kernels: Ints, instances: Instances) -> Ints:
+def memory_curve(graph: Graph, kernels: Ints, instances: Instances) -> Ints:
+    """Bytes in use while each step runs."""
     a, steps = graph.arrays, len(kernels)
     inplace = a.overwriting[kernels[instances.first]] == instances.value
     begins = instances.first + inplace  # until the kernel returns, the bytes are those of the input

@@ -15,7 +15,6 @@ from recoup.solution import Solution, Status
 from recoup.task import Clock, Finding, Progress, Scope, Task
 from recoup.units import Budget, resolve_budget
 
-DEFAULT_METHOD = "checkmate"
 OPTIMAL = 1e-8  # relative distance to the bound at which a cost is called optimal: what a solver can tell apart
 SMALLEST_BUDGET_SECONDS = 2.0  # spent to say which budget would work
 
@@ -23,10 +22,10 @@ SMALLEST_BUDGET_SECONDS = 2.0  # spent to say which budget would work
 def solve(
     graph: Graph,
     budget: Budget = None,
-    method: str = DEFAULT_METHOD,
+    method: str = "auto",
     *,
     time_limit: float | None = 60.0,
-    gap: float = 0.0,
+    gap: float | None = None,
     seed: int = 0,
     solver: str = "highs",
     progress: Callable[[Progress], None] | None = None,
@@ -35,8 +34,8 @@ def solve(
 
     The budget is bytes (an integer, or a string such as ``"6GiB"``) or a fraction of the peak without recomputation (a
     float, or ``"0.4"``); None sets no limit. The search ends at ``time_limit`` seconds, when the certified ``gap`` is
-    small enough, or with Ctrl-C, and returns the best schedule so far. The same seed gives the same answer unless time
-    ran out.
+    small enough (by default 0.5 % for ``optimal``, 0 for the rest), or with Ctrl-C, and returns the best schedule so
+    far. The same seed gives the same answer unless time ran out.
 
     >>> from recoup.generators import chain
     >>> solve(chain(8), budget=4).cost
@@ -45,16 +44,17 @@ def solve(
     chosen = registry.get(method)
     if time_limit is not None and not time_limit >= 0:
         raise BudgetError(f"a time limit of {time_limit!r} seconds means nothing; give 0 or more")
+    gap = chosen.gap if gap is None else gap
     if not 0 <= gap < 1:
         raise BudgetError(f"a gap of {gap!r} means nothing; give a share such as 0.005")
     base = simulate(graph, Schedule.default(graph))
     limit = resolve_budget(budget, base.peak_bytes)
     clock = Clock(time_limit)
-    task = Task(graph, limit, method, clock, gap, seed, solver, progress)
+    task = Task(graph, limit, chosen.name, clock, gap, seed, solver, progress)
     with clock.catching_ctrl_c():
         finding = chosen.plan(task)
     solution = _solution(task, finding, base.cost, base.peak_bytes)
-    if solution.schedule is None and method not in ("lp", "min-memory") and not clock.interrupted:
+    if solution.schedule is None and chosen.name not in ("lp", "min-memory") and not clock.interrupted:
         return _with_smallest_budget(solution)
     return solution
 

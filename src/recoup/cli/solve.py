@@ -17,7 +17,6 @@ from recoup.errors import RecoupError
 from recoup.planfile import Plan
 from recoup.planners.registry import METHODS
 from recoup.solution import Solution
-from recoup.solving import DEFAULT_METHOD
 from recoup.solving import solve as run
 from recoup.task import Progress
 from recoup.units import format_bytes
@@ -46,11 +45,14 @@ Ctrl-C stops the search and prints the best schedule so far.
     "peak that the step has when nothing is recomputed (0.4).",
 )
 @click.option(
-    "--method", default=DEFAULT_METHOD, show_default=True, type=click.Choice(list(METHODS)), metavar="NAME",
-    help="Planner; 'recoup methods' lists them.",
+    "--method", default="auto", show_default=True, type=click.Choice(["auto", *METHODS]), metavar="NAME",
+    help="Planner; 'recoup methods' lists them, 'auto' is 'optimal'.",
 )  # fmt: skip
 @click.option("--time-limit", default=60.0, show_default=True, metavar="SECONDS", help="Search no longer.")
-@click.option("--gap", default=0.0, show_default=True, help="Stop when proven this close to optimal (0.01 is 1 %).")
+@click.option(
+    "--gap", type=float,
+    help="Stop when proven this close to optimal (0.01 is 1 %).  [default: 0.005 for 'optimal', else 0]",
+)  # fmt: skip
 @click.option("--seed", default=0, show_default=True, help="Same seed, same answer, unless the time limit cuts it off.")
 @click.option("--solver", default="highs", show_default=True, type=click.Choice(solvers.available()))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
@@ -60,7 +62,7 @@ def solve(
     budget: str,
     method: str,
     time_limit: float,
-    gap: float,
+    gap: float | None,
     seed: int,
     solver: str,
     as_json: bool,

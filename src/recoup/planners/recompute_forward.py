@@ -1,6 +1,6 @@
 """Recompute forward: carry gradients only and run the forward pass again, as far as needed, for every backward op.
 
-Not in the Table 1 of the paper, whose checkpoint-last drops gradients too, but of its kind: hardly any needs less memory.
+Not in the paper's Table 1, whose checkpoint-last drops gradients too, but of its kind: hardly any needs less memory.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ class Method:
     paper: str
     target: str  # "module:function"
     exact: bool = False  # proves things, and so may say "infeasible"
+    gap: float = 0.0  # how close to optimal is close enough, unless the user says
 
     def candidates(self, graph: Graph) -> Iterator[Schedule]:
         """All schedules of a heuristic; raises NotApplicableError where it does not apply."""
@@ -51,6 +52,14 @@ class Method:
 
 
 _ALL = (
+    Method(
+        "optimal",
+        "cut-point relaxation: near-optimal, and proven, in seconds",
+        "",
+        "optimal:plan",
+        exact=True,
+        gap=0.005,
+    ),
     Method("checkmate", "integer program over frontier-advancing stages", "(9)", "checkmate:plan", exact=True),
     Method(
         "checkmate-unpartitioned",
@@ -78,7 +87,9 @@ METHODS: dict[str, Method] = {method.name: method for method in _ALL}
 
 
 def get(name: str) -> Method:
-    """The planner called ``name``."""
+    """The planner called ``name``; ``auto`` is the default one."""
+    if name == "auto":
+        return METHODS["optimal"]
     if name not in METHODS:
         raise MethodError(f"there is no method {name!r}; choose one of {', '.join(METHODS)}")
     return METHODS[name]

@@ -37,6 +37,7 @@ class Highs:
         stopped: Callable[[], bool] = lambda: False,
         progress: Callable[[float, float], None] | None = None,
         found: Callable[[Floats], None] | None = None,
+        beside: Callable[[], None] | None = None,
     ) -> Answer:
         """Solve with HiGHS."""
         engine: Any = highspy.Highs()  # type: ignore[no-untyped-call]
@@ -59,7 +60,7 @@ class Highs:
             solution = highspy.HighsSolution()
             solution.col_value = list(start)
             engine.setSolution(solution)
-        _run(engine, time_limit, stopped, progress, found)
+        _run(engine, time_limit, stopped, progress, found, beside)
         return _answer(engine, relax or not any(program.integer))
 
 
@@ -87,6 +88,7 @@ def _run(
     stopped: Callable[[], bool],
     progress: Callable[[float, float], None] | None,
     found: Callable[[Floats], None] | None,
+    beside: Callable[[], None] | None,
 ) -> None:
     deadline = None if time_limit is None else time.monotonic() + time_limit
     kinds = highspy.cb.HighsCallbackType
@@ -111,6 +113,8 @@ def _run(
         engine.startCallback(kind)
     worker = threading.Thread(target=engine.run, daemon=True)
     worker.start()
+    if beside is not None:
+        beside()
     while worker.is_alive():
         worker.join(0.05)
 

@@ -1,0 +1,184 @@
+"""The default planner: provably near-optimal schedules in seconds (method and proof: docs/optimal.md).
+
+Solve the cut relaxation with few cuts, realise its solution as a schedule, and have the judge look at it. Within budget
+it is optimal. Otherwise repair it, which gives an upper bound; write down memory at the moments where it was too much;
+and solve again. The relaxation's bound holds for every schedule, so the gap is certified whenever the loop ends.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from recoup import solvers
+from recoup.judge import Simulation
+from recoup.planners import registry
+from recoup.planners.checkmate import below_floor
+from recoup.planners.cuts import CutProgram
+from recoup.planners.extras import Runs
+from recoup.planners.floor import cost_floor
+from recoup.planners.realise import realise
+from recoup.planners.repair import Repairer
+from recoup.schedule import Schedule
+from recoup.solvers.program import Answer, Floats
+from recoup.task import Finding, Task
+
+FALLBACKS = ("recompute-forward", "griewank", "ap-greedy", "linearized-greedy")
+ALWAYS = 3  # solves that are worth it even when the gap is small enough already
+EXACT = 1000  # ops up to which each relaxation is solved to optimality
+WATCHED = 10  # ops whose reruns are added to the program at a time
+EFFORT = 40_000  # rounds of improvement beside a solve, times the number of ops
+
+
+def plan(task: Task) -> Finding:
+    """Search until the gap is small enough, nothing is left to add, or time is up."""
+    return below_floor(task) or _Search(task).run()
+
+
+class _Search:
+    def __init__(self, task: Task) -> None:
+        self.task, self.graph = task, task.graph
+        everything = 2 * int(self.graph.arrays.bytes.sum()) + int(self.graph.arrays.workspace.sum())
+        self.room = everything if task.budget is None else task.budget - self.graph.resident_bytes
+        budget = self.graph.resident_bytes + self.room
+        self.repairer = Repairer(self.graph, budget, task.seed, task.clock.stopped)
+        self.cuts: list[int] = []
+        self.watched: list[int] = []
+        self.bound = cost_floor(self.graph)
+        self.solves = 0
+
+    def run(self) -> Finding:
+        plain = self.task.offer(Schedule.default(self.graph))
+        if not len(plain.schedule) or self.done():
+            return Finding(self.bound)
+        self.cuts = [int(plain.schedule.ops[plain.peak_step])]
+        self.start(plain)
+        while not self.done():
+            program = CutProgram(self.graph, self.room, sorted(self.cuts), sorted(self.watched))
+            answer = self.relax(program)
+            if answer.status == "infeasible":
+                return Finding(infeasible=True, message="the relaxation has no solution")
+            if answer.x is None or self.done():
+                break
+            realised = self.offer_point(program, answer.x)
+            if realised is None or not self.tighten(realised):
+                break
+        self.improve(rounds=3)
+        return Finding(self.bound)
+
+    def done(self) -> bool:
+        """Whether to stop: proven optimal, close enough after a few solves, or out of time."""
+        if self.task.clock.stopped():
+            return True
+        gap = self.task.gap if self.solves >= ALWAYS else 0.0
+        return self.task.best is not None and self.distance() <= max(gap, 1e-9)
+
+    def distance(self) -> float:
+        """The gap."""
+        best = self.task.best
+        return math.inf if best is None else (best.cost - self.bound) / max(best.cost, 1e-300)
+
+    # Upper bounds ------------------------------------------------------------------------------------------------
+
+    def start(self, plain: Simulation) -> None:
+        """A first schedule: the plain one repaired, or the cheapest baseline that fits."""
+        self.offer_repaired(Runs.of(plain.schedule))
+        if self.task.best is None:
+            registry.offer_candidates(self.task, *FALLBACKS)
+            if self.task.best is not None:
+                self.offer_repaired(Runs.of(self.task.best.schedule))
+
+    def offer_repaired(self, runs: Runs) -> None:
+        """Repair a schedule, drop what it does not need, and offer it."""
+        fixed = self.repairer.repair(runs)
+        if fixed is not None:
+            self.task.offer(self.repairer.prune(fixed).schedule())
+
+    def offer_point(self, program: CutProgram, x: Floats) -> Simulation | None:
+        """Realise a point of the relaxation and offer it, as it is and repaired."""
+        schedule = realise(program, x)
+        if schedule is None:
+            return None
+        judged = self.task.offer(schedule)
+        if judged.peak_bytes > self.repairer.budget:
+            self.offer_repaired(Runs.of(schedule))
+        return judged
+
+    def improve(self, rounds: float = 1.0) -> None:
+        """Local search from the best schedule."""
+        best = self.task.best
+        if best is None or self.distance() <= 1e-9 or self.task.clock.stopped():
+            return
+        effort = max(5, int(rounds * EFFORT / len(self.graph.ops)))
+        better = self.repairer.improve(Runs.of(best.schedule), effort)
+        self.task.offer(better.schedule())
+
+    # Lower bounds ------------------------------------------------------------------------------------------------
+
+    def relax(self, program: CutProgram) -> Answer:
+        """Solve the relaxation, with local search beside it once the first solve was not enough."""
+        best = self.task.best
+        small = len(self.graph.ops) <= EXACT
+        goal = math.inf if best is None else best.cost * (1 if small else 1 - self.task.gap)
+        points: list[Floats] = []
+
+        def progress(bound: float, incumbent: float) -> None:
+            self.task.report(self.proven(program, bound))
+
+        def stopped() -> bool:
+            return self.task.clock.stopped() or (self.task.bound is not None and self.task.bound >= goal)
+
+        answer = solvers.get(self.task.solver).solve(
+            program.program,
+            time_limit=self.task.clock.left(),
+            gap=0.0 if small else self.task.gap / 10,
+            seed=self.task.seed,
+            start=None if best is None else program.point(best),
+            stopped=stopped,
+            progress=progress,
+            found=points.append,
+            beside=self.improve if len(self.cuts) > 1 else None,
+        )
+        self.solves += 1
+        bound = self.proven(program, answer.bound)
+        if bound is not None:
+            self.bound = max(self.bound, bound)
+            self.task.report(self.bound)
+        for x in points[-3:]:
+            if answer.status != "infeasible" and not self.done():
+                self.offer_point(program, x)
+        return answer
+
+    def proven(self, program: CutProgram, bound: float) -> float | None:
+        """The solver's bound in the graph's time unit, a hair lower; the next integer where costs are whole."""
+        if not math.isfinite(bound):
+            return None
+        cost = bound * program.time_unit * (1 - 1e-9)
+        return math.ceil(cost - 1e-6) if self.graph.arrays.integral else cost
+
+    def tighten(self, judged: Simulation) -> bool:
+        """Add to the program what its solution got wrong; False if all of it is there already."""
+        over = np.flatnonzero(judged.memory > self.repairer.budget)
+        if not len(over):
+            return False
+        worst = over[np.argsort(-judged.memory[over], kind="stable")]
+        ops = judged.schedule.ops
+        first = np.zeros(len(ops), dtype=np.bool_)
+        first[np.unique(ops, return_index=True)[1]] = True
+        again = dict.fromkeys(ops[worst[~first[worst]]].tolist())
+        fresh = [i for i in again if i not in self.watched][:WATCHED]
+        self.watched += fresh
+        # the stage of a step is the first run that comes next
+        steps = np.flatnonzero(first)
+        stage = ops[steps[np.searchsorted(steps, worst)]].tolist()
+        for t in (*stage, *(self.before(t) for t in stage)):
+            if t is not None and t not in self.cuts and self.graph.arrays.mandatory[t]:
+                self.cuts.append(int(t))
+                return True
+        return bool(fresh)
+
+    def before(self, t: int) -> int | None:
+        """The op that must run before ``t``, in the listed order."""
+        earlier = np.flatnonzero(self.graph.arrays.mandatory[:t])
+        return int(earlier[-1]) if len(earlier) else None

@@ -5,6 +5,7 @@ from recoup.generators.names import named, names
 from recoup.generators.networks import NETWORKS
 from recoup.generators.shapes import random_training, residual, unet_like
 from recoup.generators.training import INPUT, Layer, training_graph
+from recoup.generators.transformer import transformer
 
 __all__ = [
     "INPUT",
@@ -18,5 +19,6 @@ __all__ = [
     "random_training",
     "residual",
     "training_graph",
+    "transformer",
     "unet_like",
 ]

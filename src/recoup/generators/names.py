@@ -8,6 +8,7 @@ from recoup.errors import GraphError
 from recoup.generators.chains import chain, random_chain
 from recoup.generators.networks import NETWORKS
 from recoup.generators.shapes import random_training, residual, unet_like
+from recoup.generators.transformer import transformer
 from recoup.graph import Graph
 
 _SHAPES: dict[str, tuple[Callable[[int], Graph], int]] = {
@@ -16,6 +17,7 @@ _SHAPES: dict[str, tuple[Callable[[int], Graph], int]] = {
     "residual": (residual, 4),
     "unet-like": (unet_like, 4),
     "random": (random_training, 8),
+    "transformer": (transformer, 24),
 }
 
 

@@ -25,10 +25,11 @@ from recoup.solvers.program import Answer, Floats
 from recoup.task import Finding, Task
 
 FALLBACKS = ("recompute-forward", "griewank", "ap-greedy", "linearized-greedy")
-ALWAYS = 3  # solves that are worth it even when the gap is small enough already
-EXACT = 1000  # ops up to which each relaxation is solved to optimality
+ALWAYS = 3  # solves that are worth it on small graphs even when the gap is small enough already
+SMALL = 500  # ops of a small graph
+EXACT = 1e-6  # gap of the relaxation itself, unless the user wants none at all
 WATCHED = 10  # ops whose reruns are added to the program at a time
-EFFORT = 40_000  # rounds of improvement beside a solve, times the number of ops
+EFFORT = 5_000_000  # steps judged by local search beside a solve: a second or two
 
 
 def plan(task: Task) -> Finding:
@@ -64,14 +65,15 @@ class _Search:
             realised = self.offer_point(program, answer.x)
             if realised is None or not self.tighten(realised):
                 break
-        self.improve(rounds=3)
+        self.improve(2 * EFFORT)
         return Finding(self.bound)
 
     def done(self) -> bool:
         """Whether to stop: proven optimal, close enough after a few solves, or out of time."""
         if self.task.clock.stopped():
             return True
-        gap = self.task.gap if self.solves >= ALWAYS else 0.0
+        quick = self.solves < ALWAYS and len(self.graph.ops) <= SMALL
+        gap = 0.0 if quick else self.task.gap
         return self.task.best is not None and self.distance() <= max(gap, 1e-9)
 
     def distance(self) -> float:
@@ -105,12 +107,11 @@ class _Search:
             self.offer_repaired(Runs.of(schedule))
         return judged
 
-    def improve(self, rounds: float = 1.0) -> None:
+    def improve(self, effort: int = EFFORT) -> None:
         """Local search from the best schedule."""
         best = self.task.best
         if best is None or self.distance() <= 1e-9 or self.task.clock.stopped():
             return
-        effort = max(5, int(rounds * EFFORT / len(self.graph.ops)))
         better = self.repairer.improve(Runs.of(best.schedule), effort)
         self.task.offer(better.schedule())
 
@@ -119,20 +120,20 @@ class _Search:
     def relax(self, program: CutProgram) -> Answer:
         """Solve the relaxation, with local search beside it once the first solve was not enough."""
         best = self.task.best
-        small = len(self.graph.ops) <= EXACT
-        goal = math.inf if best is None else best.cost * (1 if small else 1 - self.task.gap)
+        goal = math.inf if best is None else best.cost * (1 - self.task.gap)
         points: list[Floats] = []
 
         def progress(bound: float, incumbent: float) -> None:
             self.task.report(self.proven(program, bound))
 
         def stopped() -> bool:
-            return self.task.clock.stopped() or (self.task.bound is not None and self.task.bound >= goal)
+            close = self.task.bound is not None and self.task.bound >= goal
+            return self.task.clock.stopped() or (close and len(self.graph.ops) > SMALL)
 
         answer = solvers.get(self.task.solver).solve(
             program.program,
             time_limit=self.task.clock.left(),
-            gap=0.0 if small else self.task.gap / 10,
+            gap=min(EXACT, self.task.gap),
             seed=self.task.seed,
             start=None if best is None else program.point(best),
             stopped=stopped,

@@ -1,6 +1,12 @@
-"""From a point of the cut relaxation to a schedule: in each period, recompute what is needed as late as possible."""
+"""From a point of the cut relaxation to a schedule: in each period, recompute what is needed as late as possible.
+
+Just before each first run, what it needs and is gone is made again from what is there, in the listed order: the
+program's own order keeps little alive at a time.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -27,48 +33,44 @@ class _Realisation:
 
     def run(self) -> Schedule | None:
         a = self.cuts.graph.arrays
-        for u in range(len(self.cuts.kernels)):
-            if u not in self.first:
-                continue
+        for u in sorted(self.first):
             k = self.first[u]
-            is_cut = self.period < len(self.live) and u == self.cuts.cuts[self.period]
-            needed = list(self.cuts.reads[k])
-            if is_cut:
-                needed += sorted(d for d in self.live[self.period] if a.producer[d] < u)
-            if not all(self._bring(d) for d in needed) or not self.available.issuperset(self.cuts.reads[k]):
-                return None
-            if is_cut:
+            cut = self.period < len(self.live) and u == self.cuts.cuts[self.period]
+            carried = {d for d in self.live[self.period] if a.producer[d] < u} if cut else set()
+            for again in self._missing([*self.cuts.reads[k], *sorted(carried)]):
+                if not self._run(again):
+                    return None
+            if cut:
                 self.available &= self.live[self.period] | {d for d in self.available if a.once[a.producer[d]]}
                 self.period += 1
-            self._run(k)
+            if not self._run(k):
+                return None
         return Schedule(self.cuts.graph, np.array(self.runs, dtype=np.int64))
 
-    def _bring(self, d: int) -> bool:
-        """Make the value available, with what that takes; False if it cannot be."""
-        a = self.cuts.graph.arrays
-        waiting = [d]
+    def _missing(self, values: Iterable[int]) -> list[int]:
+        """The kernels that make the values available, in the listed order."""
+        kernels: set[int] = set()
+        waiting = [d for d in values if d not in self.available]
         while waiting:
-            value = waiting[-1]
-            if value in self.available:
-                waiting.pop()
-                continue
-            if a.once[a.producer[value]] or len(waiting) > len(self.cuts.reads):
-                return False
-            k = self._kernel(value)
-            missing = [e for e in self.cuts.reads[k] if e not in self.available]
-            if missing:
-                waiting += missing[::-1]
-            else:
-                self._run(k)
-                waiting.pop()
-        return True
+            k = self._kernel(waiting.pop())
+            if k not in kernels:
+                kernels.add(k)
+                waiting += [d for d in self.cuts.reads[k] if d not in self.available]
+        return sorted(kernels)
 
     def _kernel(self, d: int) -> int:
         makers = self.cuts.makers[d]
         planned = [k for k in makers if (self.period, k) in self.again]
         return planned[0] if planned else makers[0]
 
-    def _run(self, k: int) -> None:
+    def _run(self, k: int) -> bool:
+        """Run a kernel; False if what it reads is not there, or if it may not run again."""
+        a = self.cuts.graph.arrays
+        if not self.available.issuperset(self.cuts.reads[k]):
+            return False
+        if a.once[a.op[k]] and k in self.runs:
+            return False
         self.runs.append(k)
         self.available.update(self.cuts.writes[k])
-        self.available.discard(int(self.cuts.graph.arrays.overwritten[k]))
+        self.available.discard(int(a.overwritten[k]))
+        return True

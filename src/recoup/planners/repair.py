@@ -28,6 +28,7 @@ class Repairer:
     budget: int
     seed: int = 0
     stopped: Callable[[], bool] = lambda: False
+    work: int = 0  # steps judged so far: how long things take, but the same every time
 
     def __post_init__(self) -> None:
         a = self.graph.arrays
@@ -45,6 +46,7 @@ class Repairer:
 
     def memory(self, runs: Runs) -> tuple[Instances, Ints] | None:
         """Lifetimes and memory per step; None if an in-place run destroyed what another needs."""
+        self.work += len(runs.kernel)
         try:
             alive = lifetimes(self.graph, runs.kernel)
         except ScheduleError:
@@ -162,22 +164,19 @@ class Repairer:
             near = self.rng.choice(extra, min(count, len(extra)), replace=False)
         return runs.without(near)
 
-    def improve(self, runs: Runs, rounds: int) -> Runs:
-        """Ruin and repair for a number of rounds, accepting a little worse now and then; returns the best."""
+    def improve(self, runs: Runs, effort: int) -> Runs:
+        """Ruin and repair until ``effort`` steps have been judged, accepting a little worse at first; the best."""
         best = now = runs
         best_cost = now_cost = self.cost(runs)
         slack = 0.0005 * best_cost
-        for step in range(rounds):
-            if self.stopped():
-                break
+        began = self.work
+        while self.work - began < effort and len(now.extra()) and not self.stopped():
             fixed = self.repair(self.ruin(now), noise=0.5)
-            if fixed is None:
-                continue
-            if self.cost(fixed) > now_cost + 4 * slack:
+            if fixed is None or self.cost(fixed) > now_cost + 4 * slack:
                 continue
             fixed = self.prune(fixed)
             cost = self.cost(fixed)
-            heat = slack * (1 - step / rounds)
+            heat = slack * (1 - (self.work - began) / effort)
             if cost <= now_cost + heat * self.rng.exponential():
                 now, now_cost = fixed, cost
             if cost < best_cost:

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recoup import BudgetError, GraphBuilder, GraphError, Schedule, max_batch, simulate
+from recoup import BudgetError, GraphBuilder, GraphError, Schedule, SettingError, max_batch, simulate
 from recoup.batch import largest_batch
 from recoup.generators import NETWORKS, chain, random_training
 from tests.exact import cheapest_stage_once
@@ -80,8 +80,11 @@ def test_bad_arguments():
     for budget in (0.5, "0.5", None, 0):
         with pytest.raises(BudgetError, match="budget in bytes"):
             max_batch(graph, budget)
-    with pytest.raises(BudgetError, match="max_extra"):
-        max_batch(graph, 10, max_extra=-1)
+    for extra in (-1, float("inf")):
+        with pytest.raises(SettingError, match="max_extra"):
+            max_batch(graph, 10, max_extra=extra)
+    with pytest.raises(SettingError, match="seed"):
+        max_batch(graph, 10, seed=-1)
     b = GraphBuilder()
     b.value("y", 5, scales=False)
     b.op("a", outputs=["y"], time=1)

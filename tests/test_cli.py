@@ -1,11 +1,12 @@
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 from click.testing import CliRunner
 
-from recoup import Graph, Plan, simulate
+from recoup import Graph, GraphBuilder, Plan, simulate
 from recoup.cli import cli
 from recoup.generators import chain, names
 
@@ -25,10 +26,10 @@ KEYS = [
 ]
 
 
-def recoup(*arguments, cwd=None):
+def recoup(*arguments, env=None):
     """The real command, as a user runs it."""
     command = [sys.executable, "-c", "from recoup.cli import main; main()", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | (env or {}), timeout=120)
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ def test_fractions_and_people(graph_file):
 
 def test_plan_file(graph_file, tmp_path):
     path = tmp_path / "chain.plan.json"
-    done = recoup("solve", graph_file, "--budget", "5B", "-o", path)
+    done = recoup("solve", graph_file, "--budget", "5B", "--method", "checkmate", "-o", path)
     assert done.returncode == 0
     assert Plan.load(path).peak_bytes == 5
     shown = recoup("show", path)
@@ -95,8 +96,13 @@ def test_plan_file(graph_file, tmp_path):
         (["solve", "chain:8", "--budget", "7B", "-o", "no/such/folder/x.json"], "there is no folder"),
         (["solve", "chain:8", "--budget", "7B", "--method", "magic"], "'magic' is not one of"),
         (["solve", "chain:8"], "Missing option '--budget'"),
-        (["max-batch", "chain:8", "--budget", "0.5"], "'0.5' is not a budget"),
+        (["max-batch", "chain:8", "--budget", "0.5"], "needs a budget in bytes"),
         (["show", "."], "cannot read '.'"),
+        (["show", "a" * 300], "cannot read"),
+        (["solve", "chain:8", "--budget", "7B", "-o", "."], "it is a folder"),
+        (["solve", "chain:8", "--budget", "7B", "--seed", "-5"], "a seed of -5"),
+        (["max-batch", "chain:8", "--budget", "9B", "--max-extra", "inf"], "max_extra"),
+        (["max-batch", "chain:8", "--budget", "99999999TiB"], "more memory than there is"),
     ],
 )
 def test_bad_input_is_exit_code_2_and_says_why(arguments, message):
@@ -111,6 +117,17 @@ def test_broken_graph_file(tmp_path):
     done = recoup("solve", path, "--budget", "0.5", "--json")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: not JSON")
+
+
+def test_names_that_look_like_markup_are_only_names(tmp_path):
+    b = GraphBuilder("[/bold] \N{SNOWMAN}")
+    b.op("[/x]", outputs={"y": 4}, time=1)
+    b.build().save(tmp_path / "g.json")
+    for arguments in (["show", tmp_path / "g.json"], ["solve", tmp_path / "g.json", "--budget", "2B"]):
+        done = recoup(*arguments, env={"PYTHONIOENCODING": "ascii"})
+        assert done.returncode in (0, 3)
+        assert "[/bold]" in done.stdout
+        assert done.stderr == ""
 
 
 def test_methods_and_help():

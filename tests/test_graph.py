@@ -3,11 +3,12 @@ import math
 import random
 import time
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 
 from recoup import Graph, GraphBuilder, GraphError, Implementation, Value
-from recoup.generators import NETWORKS, chain
+from recoup.generators import NETWORKS, chain, heterogeneous_chain, training_graph
 from tests.strategies import graphs
 
 GOOD = {
@@ -133,6 +134,7 @@ def test_fingerprint_tells_graphs_apart():
         ("ops.1.implementations.1.inplace", ["v2", "v1"], "inplace must name one of its inputs"),
         ("ops.1.implementations.1.inputs", ["v0"], "inplace must name"),
         ("values.2.bytes", 65, "'v1' and 'v2' share memory but differ in size"),
+        ("values.2.scales", False, "'v1' and 'v2' share memory but only one scales"),
         ("outputs", ["v9"], "outputs lists 'v9'"),
         ("outputs", ["v2", "v2"], "outputs lists a value twice"),
         ("outputs", ["v1"], "would overwrite 'v1', which is a required output"),
@@ -240,6 +242,19 @@ def test_default_schedule_must_run():
         b.build()
 
 
+def test_builder_takes_numpy_integers_and_refuses_other_ids():
+    b = GraphBuilder()
+    b.op("a", outputs={"y": np.int64(3)}, time=1)
+    assert Graph.from_json(b.build().to_json()).values[0].bytes == 3
+    b = GraphBuilder()
+    b.op(7, outputs={"y": 1}, time=1)
+    with pytest.raises(GraphError, match="the id of every op must be a string"):
+        b.build()
+    for make in (lambda: chain(0), lambda: heterogeneous_chain([1, 1], [1]), lambda: training_graph("x", [])):
+        with pytest.raises(GraphError):
+            make()
+
+
 def test_builder_refuses_two_ways_at_once():
     b = GraphBuilder()
     with pytest.raises(GraphError, match="not both"):
@@ -250,6 +265,13 @@ def test_builder_refuses_two_ways_at_once():
 
 
 def test_graphs_are_immutable():
+    meta = {"module": "a"}
+    b = GraphBuilder()
+    b.op("a", outputs={"y": 1}, time=1, meta=meta)
+    graph = b.build()
+    before = graph.to_json()
+    meta["module"] = "b"
+    assert graph.to_json() == before
     graph = chain(1)
     with pytest.raises(AttributeError):
         graph.name = "x"

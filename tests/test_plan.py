@@ -35,7 +35,12 @@ def test_save_and_load(plan, tmp_path):
         ("schedule", ["f1"], "the plan is broken: op 'f2' never runs"),
         ("schedule", 3, "schedule must be a list"),
         ("graph", {}, "the plan is broken: the graph has no 'format'"),
+        ("graph", 7, "the plan is broken: the graph must be an object"),
         ("color", 1, "unknown key 'color'"),
+        ("budget_bytes", "x", "budget_bytes must be a number or null"),
+        ("version", True, "version True is not supported"),
+        ("scope", 3, "scope must be a string"),
+        ("profiled_on", 3, "profiled_on must be a string"),
         ("method", None, "the plan has no 'method'"),
     ],
 )

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recoup import GraphBuilder, MethodError, Schedule, simulate, solve
-from recoup.errors import BudgetError
+from recoup.errors import SettingError
 from recoup.generators import NETWORKS, chain, random_chain, random_training, residual, unet_like
 from recoup.planners.articulation import articulation_points
 from recoup.planners.floor import memory_floor
@@ -16,7 +16,7 @@ from recoup.solvers import get
 from tests.exact import cheapest, cheapest_stage_once, smallest_budget
 from tests.strategies import graphs
 
-HEURISTICS = [m.name for m in METHODS.values() if not m.exact]
+HEURISTICS = [m.name for m in METHODS.values() if m.family]
 FAST = [name for name in METHODS if name != "checkmate-unpartitioned"]
 
 
@@ -32,7 +32,7 @@ def check(solution, graph):
     if solution.budget_bytes is not None:
         assert judged.peak_bytes <= solution.budget_bytes
     assert solution.lower_bound <= solution.cost
-    assert (solution.status == "optimal") == (solution.gap == 0)
+    assert (solution.status == "optimal") == (solution.gap <= 1e-8)
 
 
 # The numbers of the paper ------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def test_every_planner_stays_within_budget_and_no_bound_is_beaten(problem, metho
         assert solution.cost == reachable
     if solution.status == "infeasible":
         assert math.isinf(reachable)
-    if solution.schedule is None and method not in ("lp", "min-memory"):
+    if solution.status == "infeasible" or (solution.schedule is None and method in HEURISTICS and not solution.message):
         assert solution.budget_bound <= smallest_budget(graph) <= solution.smallest_budget
         assert method in HEURISTICS or solution.status in ("infeasible", "unknown")
         assert method not in HEURISTICS or solution.status == "unknown"
@@ -293,7 +293,7 @@ def test_vgg_is_solved_to_proven_optimality(name, share):
 def test_infeasible_says_what_would_work():
     solution = solve(chain(8), 2, "checkmate")
     assert (solution.status, solution.scope) == ("infeasible", "any")
-    assert solution.why() == "op 'b8' alone needs 3 B; needs at least 3 B; 3 B works"
+    assert solution.why() == "op 'b8' needs 3 B while it runs; needs at least 3 B; 3 B works"
     assert (solution.budget_bound, solution.smallest_budget) == (3, 3)
 
 
@@ -320,6 +320,53 @@ def test_progress_is_heard():
     assert max(p.bound for p in heard if p.bound is not None) <= 26
 
 
+def test_a_trivial_bound_is_exact():
+    # one op dwarfs the rest; the difference between the schedules is far below any tolerance
+    b = GraphBuilder()
+    b.op("f1", outputs={"a": 1}, time=1)
+    b.op("huge", inputs=["a"], outputs={"h": 1}, time=10**12)
+    b.op("b1", inputs=["a", "h"], outputs={"g": 1}, time=1, phase="backward")
+    graph = b.build()
+    assert solve(graph, None, "checkpoint-last").status == "feasible"
+    assert solve(graph, None, "checkpoint-all").status == "optimal"
+
+
+@pytest.mark.parametrize("method", [m for m in FAST if m not in ("lp", "optimal")])
+def test_planners_that_do_not_choose_leave_optional_ops_out(method):
+    b = GraphBuilder()
+    b.op("f1", outputs={"a": 1}, time=1)
+    b.op("extra", inputs=["a"], outputs={"o": 1}, time=100, optional=True)
+    b.op("loss", inputs=["a"], outputs={"l": 1}, time=1)
+    b.op("b", inputs=["l", "a"], outputs={"g": 1}, time=1, phase="backward")
+    solution = solve(b.build(), None, method)
+    assert "extra" not in solution.schedule.steps()
+    assert solution.cost == (4 if method in ("checkpoint-last", "recompute-forward") else 3)
+
+
+def test_the_unpartitioned_program_may_reorder_first_runs():
+    b = GraphBuilder()
+    b.op("first", outputs={"r": 10}, time=1)
+    b.op("second", outputs={"w": 0}, time=1, workspace=10)
+    graph = b.build(["r"])
+    assert solve(graph, 10, "checkmate").status == "infeasible"
+    assert solve(graph, 10, "checkmate-unpartitioned").schedule.steps() == ["second", "first"]
+
+
+def test_every_infeasible_answer_says_what_would_work():
+    for method in ("optimal", "checkmate", "lp", "rounding", "min-memory"):
+        solution = solve(chain(8), 2, method)
+        assert (solution.status, solution.budget_bound, solution.smallest_budget) == ("infeasible", 3, 3)
+    assert "works" not in solve(residual(3), None, "griewank").why()
+
+
+def test_large_graphs_get_a_schedule_in_time():
+    graph = chain(2500)
+    for method in ("checkmate", "linearized-greedy", "griewank"):
+        solution = solve(graph, 0.5, method, time_limit=3)
+        assert solution.seconds < 12
+        assert method == "griewank" or solution.schedule is not None
+
+
 def test_several_outputs_are_not_merged():
     # norm makes a large y and a small s; only s is needed late. Merged, both would be carried.
     b = GraphBuilder()
@@ -337,6 +384,6 @@ def test_bad_arguments():
         solve(graph, 4, "magic")
     with pytest.raises(MethodError, match="there is no solver 'abacus'"):
         solve(graph, 4, "checkmate", solver="abacus")
-    for key, value in (("gap", -1), ("gap", 1), ("time_limit", -1), ("time_limit", math.nan)):
-        with pytest.raises(BudgetError):
+    for key, value in (("gap", -1), ("gap", 1), ("time_limit", -1), ("time_limit", math.nan), ("seed", -1)):
+        with pytest.raises(SettingError):
             solve(graph, 4, **{key: value})

@@ -2,7 +2,15 @@
 
 from recoup.batch import BatchSize, max_batch
 from recoup.builder import GraphBuilder
-from recoup.errors import BudgetError, GraphError, MethodError, PlanError, RecoupError, ScheduleError
+from recoup.errors import (
+    BudgetError,
+    GraphError,
+    MethodError,
+    PlanError,
+    RecoupError,
+    ScheduleError,
+    SettingError,
+)
 from recoup.graph import Graph, Implementation, Op, Value
 from recoup.judge import Simulation, simulate
 from recoup.planfile import Plan
@@ -28,6 +36,7 @@ __all__ = [
     "RecoupError",
     "Schedule",
     "ScheduleError",
+    "SettingError",
     "Simulation",
     "Solution",
     "Value",

@@ -7,16 +7,18 @@ sizes multiplied by the batch and equation (10) as a constraint, which is where 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from recoup.errors import BudgetError, GraphError
+from recoup.errors import BudgetError, GraphError, SettingError
 from recoup.graph import Graph
 from recoup.judge import cost_of, simulate
 from recoup.planners import registry
 from recoup.planners.floor import memory_floor
 from recoup.schedule import Schedule
+from recoup.solving import check_arguments
 from recoup.task import Clock, Finding, NotApplicableError, Scope, Task
 from recoup.units import Budget, resolve_budget
 
@@ -37,6 +39,7 @@ class BatchSize:
     budget_bytes: int
     seconds: float
     message: str = ""
+    interrupted: bool = False
 
 
 def max_batch(
@@ -55,13 +58,12 @@ def max_batch(
     cost, of one batch, stays within ``max_extra`` forward passes over running everything once: 1 is equation (10), None
     is no limit.
     """
-    if isinstance(budget, float) or budget is None:
-        raise BudgetError("a maximum batch needs a budget in bytes, as in '16GiB'")
-    room = resolve_budget(budget, 0)
+    room = resolve_budget(budget, 0) if not isinstance(budget, float) else None
     if not room:
         raise BudgetError(f"{budget!r}: a maximum batch needs a budget in bytes, as in '16GiB'")
-    if max_extra is not None and not max_extra >= 0:
-        raise BudgetError(f"max_extra is a number of forward passes, not {max_extra!r}")
+    if max_extra is not None and not 0 <= max_extra < math.inf:
+        raise SettingError(f"max_extra is a number of forward passes, or None, not {max_extra!r}")
+    check_arguments(time_limit, seed)
     if not any(v.scales and v.bytes for v in graph.values) and not graph.resident_scaling_bytes:
         raise GraphError("nothing in this graph scales with the batch")
     search = _Search(graph, room, method, _cost_limit(graph, max_extra), Clock(time_limit), seed, solver)
@@ -103,9 +105,10 @@ class _Search:
 
     def run(self) -> BatchSize:
         chosen = registry.get(self.method)
-        upper, scope, message = self._floor_batch(), "any", ""
+        upper, message = self._floor_batch(), ""
+        scope: Scope = "any"
         try:
-            if not chosen.exact:
+            if chosen.family:
                 for schedule in chosen.candidates(self.graph):
                     self._consider(schedule)
                     if self.clock.stopped():
@@ -120,13 +123,14 @@ class _Search:
             method=self.method,
             batch=self.batch,
             upper_bound=upper,
-            scope="stage-once" if scope == "stage-once" else "any",
+            scope=scope,
             schedule=self.schedule,
             cost=None if self.schedule is None else cost_of(self.graph, self.schedule),
             cost_limit=self.cost_limit,
             budget_bytes=self.budget,
             seconds=self.clock.seconds(),
             message=message,
+            interrupted=self.clock.interrupted,
         )
 
     def _consider(self, schedule: Schedule) -> None:
@@ -149,9 +153,10 @@ class _Search:
                 high = middle
         return low
 
-    def _bisect(self, upper: int) -> tuple[int, str]:
+    def _bisect(self, upper: int) -> tuple[int, Scope]:
         """Close in on the largest batch; returns what is proven to be an upper bound, and for which schedules."""
-        proven, scope = upper, "any"
+        proven = upper
+        scope: Scope = "any"
         self._consider(Schedule.default(self.graph))
         while self.batch < upper and not self.clock.stopped():
             batch = (self.batch + upper + 1) // 2
@@ -166,10 +171,8 @@ class _Search:
 
     def _try(self, batch: int, rounds: int) -> tuple[Finding, Schedule | None]:
         """One bisection step, with its share of the time that is left."""
-        left = self.clock.left()
-        clock = Clock(None if left is None else left / rounds)
+        clock = self.clock.share(rounds)
         task = Task(self.graph.scaled(batch), self.budget, self.method, clock, 0.99, self.seed, self.solver)
         task.cost_limit = self.cost_limit
         finding = registry.get(self.method).plan(task)
-        self.clock.interrupted |= clock.interrupted
         return finding, None if task.best is None else task.best.schedule

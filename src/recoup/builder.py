@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 from recoup.errors import GraphError
@@ -38,7 +40,7 @@ class GraphBuilder:
         """Declare a value ahead of the op that makes it, for what :meth:`op` cannot say."""
         if id in self._values:
             raise GraphError(f"two values are called {id!r}")
-        self._values[id] = Value(id, bytes, scales)
+        self._values[id] = Value(id, operator.index(bytes) if isinstance(bytes, Integral) else bytes, scales)
         return id
 
     def op(

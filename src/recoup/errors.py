@@ -21,5 +21,9 @@ class BudgetError(RecoupError, ValueError):
     """A budget that means nothing."""
 
 
+class SettingError(RecoupError, ValueError):
+    """A time limit, gap, seed or size that means nothing."""
+
+
 class MethodError(RecoupError, ValueError):
     """No planner or solver has that name."""

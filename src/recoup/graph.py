@@ -7,6 +7,7 @@ program's own. A value that no op makes is an input: resident all along and coun
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import math
@@ -63,6 +64,9 @@ class Op:
     once: bool = False
     meta: Mapping[str, Any] | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "meta", copy.deepcopy(self.meta))  # the caller's may change, the graph does not
+
     @property
     def inputs(self) -> tuple[str, ...]:
         """What the first implementation reads."""
@@ -104,6 +108,8 @@ class Graph:
     op_index: Mapping[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        for key in ("values", "ops", "outputs"):
+            object.__setattr__(self, key, tuple(getattr(self, key)))
         object.__setattr__(self, "value_index", _index((v.id for v in self.values), "value"))
         object.__setattr__(self, "op_index", _index((o.id for o in self.ops), "op"))
         _check(self)
@@ -181,6 +187,8 @@ class Graph:
 def _index(ids: Iterable[str], kind: str) -> dict[str, int]:
     index: dict[str, int] = {}
     for position, name in enumerate(ids):
+        if not isinstance(name, str):
+            raise GraphError(f"the id of every {kind} must be a string, not {name!r}")
         if name in index:
             raise GraphError(f"two {kind}s are called {name!r}")
         index[name] = position
@@ -307,6 +315,8 @@ def _check_implementation(graph: Graph, op: Op, impl: Implementation, maker: Map
     _check_count(impl.workspace, f"{where}: workspace")
     if impl.inplace is None:
         return
+    if len(impl.inplace) != 2:
+        raise GraphError(f"{where}: inplace must be (input, output)")
     source, target = impl.inplace
     if source not in impl.inputs or target not in impl.outputs:
         raise GraphError(f"{where}: inplace must name one of its inputs and one of its outputs")
@@ -314,9 +324,12 @@ def _check_implementation(graph: Graph, op: Op, impl: Implementation, maker: Map
         raise GraphError(f"{where} would overwrite {source!r}, which is resident")
     if source in graph.outputs:
         raise GraphError(f"{where} would overwrite {source!r}, which is a required output")
-    sizes = [graph.values[graph.value_index[v]].bytes for v in (source, target)]
-    if sizes[0] != sizes[1]:
+    first, second = (graph.values[graph.value_index[v]] for v in (source, target))
+    if first.bytes != second.bytes:
+        sizes = f"{first.bytes} and {second.bytes} bytes"
         raise GraphError(f"{where}: {source!r} and {target!r} share memory but differ in size ({sizes})")
+    if first.scales != second.scales:
+        raise GraphError(f"{where}: {source!r} and {target!r} share memory but only one scales with the batch")
 
 
 def _check_default_schedule(graph: Graph, maker: Mapping[str, int]) -> None:

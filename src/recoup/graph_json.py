@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from recoup.errors import GraphError, RecoupError
 from recoup.graph import Graph, Implementation, Op, Value
@@ -54,7 +54,7 @@ def parse_json(text: str | bytes, error: type[RecoupError]) -> Any:
 
 def from_data(data: Any) -> Graph:
     """A graph from parsed JSON."""
-    top = _Fields(data, "the graph")
+    top = Fields(data, "the graph")
     if top.take("format") != FORMAT:
         raise GraphError(f"format is {data['format']!r}; this is not a {FORMAT} file")
     version = top.take("version")
@@ -74,7 +74,7 @@ def from_data(data: Any) -> Graph:
 
 
 def _value(data: Any, position: int) -> Value:
-    fields = _Fields(data, f"value number {position}")
+    fields = Fields(data, f"value number {position}")
     name = fields.string("id")
     fields.where = f"value {name!r}"
     value = Value(name, fields.take("bytes"), fields.flag("scales", True))
@@ -83,7 +83,7 @@ def _value(data: Any, position: int) -> Value:
 
 
 def _op(data: Any, position: int) -> Op:
-    fields = _Fields(data, f"op number {position}")
+    fields = Fields(data, f"op number {position}")
     ident = fields.string("id")
     fields.where = f"op {ident!r}"
     if "implementations" in data:
@@ -107,7 +107,7 @@ def _op(data: Any, position: int) -> Op:
 
 
 def _implementation(data: Any, position: int, op: str) -> Implementation:
-    fields = _Fields(data, f"op {op!r}, implementation number {position}")
+    fields = Fields(data, f"op {op!r}, implementation number {position}")
     name = fields.string("name")
     fields.where = f"op {op!r}, implementation {name!r}"
     inplace: tuple[str, str] | None = None
@@ -123,7 +123,7 @@ def _implementation(data: Any, position: int, op: str) -> Implementation:
     return implementation
 
 
-def _body(fields: _Fields, name: str, inplace: tuple[str, str] | None) -> Implementation:
+def _body(fields: Fields, name: str, inplace: tuple[str, str] | None) -> Implementation:
     return Implementation(
         inputs=fields.strings("inputs"),
         outputs=fields.strings("outputs"),
@@ -134,57 +134,66 @@ def _body(fields: _Fields, name: str, inplace: tuple[str, str] | None) -> Implem
     )
 
 
-class _Fields:
+class Fields:
     """One JSON object, taken apart key by key; what is left at the end is an unknown key."""
 
-    def __init__(self, data: Any, where: str) -> None:
+    def __init__(self, data: Any, where: str, error: type[RecoupError] = GraphError) -> None:
         if not isinstance(data, dict):
-            raise GraphError(f"{where} must be an object, not {_short(data)}")
+            raise error(f"{where} must be an object, not {_short(data)}")
         self.data: dict[str, Any] = data
-        self.where = where
+        self.where, self.error = where, error
         self.seen: set[str] = set()
 
     def take(self, key: str, default: Any = _MISSING) -> Any:
+        """The value, whatever it is."""
         self.seen.add(key)
         found = self.data.get(key, default)
         if found is _MISSING:
-            raise GraphError(f"{self.where} has no {key!r}")
+            raise self.error(f"{self.where} has no {key!r}")
         return found
 
     def list(self, key: str) -> list[Any]:
-        found = self.take(key)
-        if not isinstance(found, list):
-            raise GraphError(f"{self.where}: {key} must be a list, not {_short(found)}")
-        return found
+        """A list of anything."""
+        return cast("list[Any]", self._typed(key, _MISSING, list, "a list"))
 
     def strings(self, key: str) -> tuple[str, ...]:
+        """A list of ids."""
         for item in self.list(key):
             if not isinstance(item, str):
-                raise GraphError(f"{self.where}: {key} must list ids, not {_short(item)}")
+                raise self.error(f"{self.where}: {key} must list ids, not {_short(item)}")
         return tuple(self.data[key])
 
     def string(self, key: str, default: Any = _MISSING) -> str:
-        found = self.take(key, default)
-        if not isinstance(found, str):
-            raise GraphError(f"{self.where}: {key} must be a string, not {_short(found)}")
-        return found
+        """A string."""
+        return cast(str, self._typed(key, default, str, "a string"))
 
     def flag(self, key: str, default: bool) -> bool:
-        found = self.take(key, default)
-        if not isinstance(found, bool):
-            raise GraphError(f"{self.where}: {key} must be true or false, not {_short(found)}")
-        return found
+        """True or false."""
+        return cast(bool, self._typed(key, default, bool, "true or false"))
+
+    def number(self, key: str) -> float | None:
+        """A number or null."""
+        found = self.take(key)
+        if found is not None and (isinstance(found, bool) or not isinstance(found, int | float)):
+            raise self.error(f"{self.where}: {key} must be a number or null, not {_short(found)}")
+        return cast("float | None", found)
 
     def mapping(self, key: str) -> Mapping[str, Any] | None:
+        """An object, or nothing."""
         found = self.take(key, None)
-        if found is not None and not isinstance(found, dict):
-            raise GraphError(f"{self.where}: {key} must be an object, not {_short(found)}")
-        return found
+        return None if found is None else cast("Mapping[str, Any]", self._typed(key, None, dict, "an object"))
 
     def done(self) -> None:
+        """Refuse keys that nobody took."""
         unknown = sorted(set(self.data) - self.seen)
         if unknown:
-            raise GraphError(f"{self.where} has the unknown key {unknown[0]!r}")
+            raise self.error(f"{self.where} has the unknown key {unknown[0]!r}")
+
+    def _typed(self, key: str, default: Any, kind: type, what: str) -> Any:
+        found = self.take(key, default)
+        if not isinstance(found, kind):
+            raise self.error(f"{self.where}: {key} must be {what}, not {_short(found)}")
+        return found
 
 
 def _short(thing: Any) -> str:

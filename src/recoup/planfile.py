@@ -10,28 +10,12 @@ from typing import Any
 from recoup.errors import GraphError, PlanError, RecoupError, ScheduleError
 from recoup.files import read_bytes, write_text
 from recoup.graph import Graph
-from recoup.graph_json import from_data, parse_json, to_data
+from recoup.graph_json import Fields, from_data, parse_json, to_data
 from recoup.judge import simulate
 from recoup.schedule import Schedule
 from recoup.solution import Solution
 
 FORMAT, VERSION = "recoup-plan", 1
-
-_KEYS = {
-    "format",
-    "version",
-    "fingerprint",
-    "method",
-    "status",
-    "scope",
-    "budget_bytes",
-    "cost",
-    "peak_bytes",
-    "lower_bound",
-    "profiled_on",
-    "schedule",
-    "graph",
-}
 
 
 @dataclass(frozen=True)
@@ -100,32 +84,44 @@ class Plan:
         return _from_data(parse_json(text, PlanError))
 
 
-def _from_data(data: dict[str, Any]) -> Plan:
-    if data.get("format") != FORMAT:
-        raise PlanError(f"format is {data.get('format')!r}; this is not a {FORMAT} file")
-    if data.get("version") != VERSION:
-        raise PlanError(f"version {data.get('version')!r} is not supported; this recoup reads version {VERSION}")
-    for problem, keys in (("has no", _KEYS - data.keys()), ("has the unknown key", data.keys() - _KEYS)):
-        if keys:
-            raise PlanError(f"the plan {problem} {sorted(keys)[0]!r}")
+def _from_data(data: Any) -> Plan:
+    fields = Fields(data, "the plan", PlanError)
+    if fields.take("format") != FORMAT:
+        raise PlanError(f"format is {data['format']!r}; this is not a {FORMAT} file")
+    version = fields.take("version")
+    if version != VERSION or isinstance(version, bool):
+        raise PlanError(f"version {version!r} is not supported; this recoup reads version {VERSION}")
+    promised = {key: fields.string(key) for key in ("method", "status", "scope")}
+    numbers = {key: fields.number(key) for key in ("cost", "peak_bytes", "budget_bytes", "lower_bound")}
+    fingerprint, steps, profiled_on = fields.string("fingerprint"), fields.list("schedule"), fields.take("profiled_on")
+    if profiled_on is not None and not isinstance(profiled_on, str):
+        raise PlanError("the plan: profiled_on must be a string or null")
+    graph_data = fields.take("graph")
+    fields.done()
     try:
-        graph = from_data(data["graph"])
-        if graph.fingerprint != data["fingerprint"]:
+        graph = from_data(graph_data)
+        if graph.fingerprint != fingerprint:
             raise PlanError("the graph in the plan is not the one it was made for: the fingerprints differ")
-        if not isinstance(data["schedule"], list):
-            raise PlanError("schedule must be a list of steps")
-        schedule = Schedule.of(graph, data["schedule"])
+        schedule = Schedule.of(graph, steps)
         judged = simulate(graph, schedule)
     except (GraphError, ScheduleError) as problem:
         raise PlanError(f"the plan is broken: {problem}") from problem
     for key, found in (("cost", judged.cost), ("peak_bytes", judged.peak_bytes)):
-        if data[key] != found:
-            raise PlanError(f"the plan promises {key} {data[key]!r}, but its schedule has {found!r}")
-    budget = data["budget_bytes"]
+        if numbers[key] != found:
+            raise PlanError(f"the plan promises {key} {numbers[key]!r}, but its schedule has {found!r}")
+    budget = numbers["budget_bytes"]
     if budget is not None and judged.peak_bytes > budget:
         raise PlanError(f"the plan needs {judged.peak_bytes} bytes, over its budget of {budget}")
-    rest = _KEYS - {"format", "version", "fingerprint", "schedule", "graph"}
-    return Plan(graph=graph, schedule=schedule, **{key: data[key] for key in sorted(rest)})
+    return Plan(
+        graph=graph,
+        schedule=schedule,
+        cost=judged.cost,
+        peak_bytes=judged.peak_bytes,
+        budget_bytes=None if budget is None else int(budget),
+        lower_bound=numbers["lower_bound"],
+        profiled_on=profiled_on,
+        **promised,
+    )
 
 
 def load_graph_or_plan(path: str | Path) -> Graph | Plan:

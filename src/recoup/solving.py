@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from recoup.errors import BudgetError
+from recoup.errors import SettingError
 from recoup.graph import Graph
 from recoup.judge import simulate
 from recoup.planners import registry
@@ -15,7 +16,7 @@ from recoup.solution import Solution, Status
 from recoup.task import Clock, Finding, Progress, Scope, Task
 from recoup.units import Budget, resolve_budget
 
-OPTIMAL = 1e-8  # relative distance to the bound at which a cost is called optimal: what a solver can tell apart
+TOLERANCE = 1e-8  # relative distance to a solver's bound at which a cost is called optimal: what it can tell apart
 SMALLEST_BUDGET_SECONDS = 2.0  # spent to say which budget would work
 
 
@@ -42,11 +43,8 @@ def solve(
     26
     """
     chosen = registry.get(method)
-    if time_limit is not None and not time_limit >= 0:
-        raise BudgetError(f"a time limit of {time_limit!r} seconds means nothing; give 0 or more")
     gap = chosen.gap if gap is None else gap
-    if not 0 <= gap < 1:
-        raise BudgetError(f"a gap of {gap!r} means nothing; give a share such as 0.005")
+    check_arguments(time_limit, seed, gap)
     base = simulate(graph, Schedule.default(graph))
     limit = resolve_budget(budget, base.peak_bytes)
     clock = Clock(time_limit)
@@ -54,19 +52,30 @@ def solve(
     with clock.catching_ctrl_c():
         finding = chosen.plan(task)
     solution = _solution(task, finding, base.cost, base.peak_bytes)
-    if solution.schedule is None and chosen.name not in ("lp", "min-memory") and not clock.interrupted:
-        return _with_smallest_budget(solution)
-    return solution
+    over_budget = solution.status == "infeasible" or (limit is not None and not finding.message)
+    if solution.schedule is None and over_budget and not clock.interrupted:
+        solution = _with_smallest_budget(solution)
+    return replace(solution, seconds=clock.seconds())
+
+
+def check_arguments(time_limit: float | None, seed: int, gap: float = 0.0) -> None:
+    """Raise :class:`SettingError` unless the search can be run so."""
+    if time_limit is not None and not 0 <= time_limit < math.inf:
+        raise SettingError(f"a time limit of {time_limit!r} seconds means nothing; give 0 or more")
+    if not 0 <= gap < 1:
+        raise SettingError(f"a gap of {gap!r} means nothing; give a share such as 0.005")
+    if not 0 <= seed < 2**31:
+        raise SettingError(f"a seed of {seed!r} means nothing; give a whole number from 0 to 2147483647")
 
 
 def _solution(task: Task, finding: Finding, base_cost: float, base_peak: int) -> Solution:
     best = task.best
-    bound, scope = _bound(task, finding)
+    bound, scope, tolerance = _bound(task, finding)
     status: Status = "unknown"
     message = finding.message
     if best is not None:
-        status = "optimal" if best.cost - bound <= OPTIMAL * best.cost else "feasible"
-        bound = best.cost if status == "optimal" else bound
+        status = "optimal" if best.cost - bound <= tolerance * best.cost else "feasible"
+        bound = min(bound, best.cost)
         if task.method != "min-memory":
             message = ""
     elif finding.infeasible:
@@ -92,12 +101,12 @@ def _solution(task: Task, finding: Finding, base_cost: float, base_peak: int) ->
     )
 
 
-def _bound(task: Task, finding: Finding) -> tuple[float, Scope]:
-    """The better of what the planner proved and what holds for every schedule."""
+def _bound(task: Task, finding: Finding) -> tuple[float, Scope, float]:
+    """The better of what the planner proved and what holds for every schedule, and how exact that is."""
     trivial = cost_floor(task.graph)
     if finding.lower_bound is None or finding.lower_bound <= trivial:
-        return trivial, "any"
-    return finding.lower_bound, finding.scope
+        return trivial, "any", 0.0
+    return finding.lower_bound, finding.scope, TOLERANCE
 
 
 def _why_nothing(task: Task) -> str:

@@ -41,6 +41,7 @@ class Clock:
     """A deadline and an interrupt flag, asked often."""
 
     limit: float | None
+    parent: Clock | None = None  # stops this one too
     began: float = field(default_factory=time.monotonic)
     interrupted: bool = False
 
@@ -54,7 +55,14 @@ class Clock:
 
     def stopped(self) -> bool:
         """Whether to return with what there is."""
-        return self.interrupted or (self.limit is not None and self.seconds() >= self.limit)
+        if self.interrupted or (self.limit is not None and self.seconds() >= self.limit):
+            return True
+        return self.parent is not None and self.parent.stopped()
+
+    def share(self, parts: int) -> Clock:
+        """A clock for one of so many equal parts of what is left."""
+        left = self.left()
+        return Clock(None if left is None else left / parts, parent=self)
 
     @contextmanager
     def catching_ctrl_c(self) -> Iterator[None]:

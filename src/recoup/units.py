@@ -20,13 +20,16 @@ Budget = int | float | str | None
 
 def parse_bytes(text: str) -> int:
     """``'6GiB'``, ``'1.5 GB'``, ``'123B'`` to bytes; GiB is 2^30, GB is 10^9."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]+)\s*", text)
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]+)\s*", text)
     if match is None:
         raise BudgetError(f"{text!r} is not a budget: {_HELP}")
     number, unit = match.groups()
     if unit.lower() not in _UNITS:
         raise BudgetError(f"{text!r}: there is no unit {unit!r}: {_HELP}")
-    return int(Fraction(number) * _UNITS[unit.lower()])
+    count = int(Fraction(number) * _UNITS[unit.lower()])
+    if count >= 2**62:
+        raise BudgetError(f"{text!r} is more memory than there is")
+    return count
 
 
 def resolve_budget(budget: Budget, plain_peak: int) -> int | None:
@@ -35,14 +38,14 @@ def resolve_budget(budget: Budget, plain_peak: int) -> int | None:
         return None
     if isinstance(budget, str):
         text = budget.strip()
-        if re.fullmatch(r"\d*\.?\d+|\d+\.", text) is None:
+        if re.fullmatch(r"[0-9]*\.?[0-9]+|[0-9]+\.", text) is None:
             return parse_bytes(text)
         return _share(Fraction(text), plain_peak, budget)
     if isinstance(budget, bool) or not isinstance(budget, Real):
         raise BudgetError(f"{budget!r} is not a budget: {_HELP}")
     if isinstance(budget, Integral):
-        if budget < 0:
-            raise BudgetError(f"a budget of {budget} bytes is negative")
+        if not 0 <= budget < 2**62:
+            raise BudgetError(f"a budget of {budget} bytes means nothing")
         return int(budget)
     if budget != budget or budget in (float("inf"), float("-inf")):
         raise BudgetError(f"{budget!r} is not a budget: {_HELP}")

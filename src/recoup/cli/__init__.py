@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 
 import click
@@ -37,8 +39,16 @@ for command in (solve, show, max_batch, methods):
 
 def main() -> None:
     """Entry point: errors a user can mend end in one line and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         cli()
     except RecoupError as problem:
         click.echo(f"error: {problem}", err=True)
         sys.exit(2)
+    except BrokenPipeError:
+        os._exit(1)
+    except OSError as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        os._exit(2)

@@ -16,8 +16,11 @@ from recoup.planfile import Plan, load_graph_or_plan
 
 def read(source: str) -> Graph | Plan:
     """A graph or a plan from a file, or a built-in graph by name."""
-    if Path(source).exists():
-        return load_graph_or_plan(source)
+    try:
+        if Path(source).exists():
+            return load_graph_or_plan(source)
+    except OSError as problem:
+        raise RecoupError(f"cannot read {source[:60]!r}: {problem.strerror}") from problem
     graph = named(source)
     if graph is None:
         raise RecoupError(f"there is no file {source!r}, and no built-in graph of that name ({', '.join(names())})")
@@ -39,12 +42,13 @@ def print_rows(rows: list[tuple[str, str]]) -> None:
     """Two columns: what, and how much."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows:
-        table.add_row(name, value)
+        table.add_row(name, Text(value))
     Console(highlight=False).print(table)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import click
@@ -9,6 +10,7 @@ import click
 from recoup.batch import BatchSize
 from recoup.batch import max_batch as run
 from recoup.cli.common import number, print_json, read_graph
+from recoup.errors import BudgetError
 from recoup.planners.registry import METHODS
 from recoup.units import format_bytes, parse_bytes
 
@@ -39,13 +41,18 @@ def max_batch(
 
     GRAPH is taken at its own batch size; the answer is a multiple of it. Exit code 0 if a batch fits, 3 if none does.
     """
-    problem, limit = read_graph(graph), parse_bytes(budget)
-    skipped = ("lp", "checkmate-unpartitioned", "min-memory")
+    problem = read_graph(graph)
+    if re.fullmatch(r"[0-9.]+", budget):
+        raise BudgetError(f"{budget!r}: a maximum batch needs a budget in bytes, as in 16GiB")
+    limit = parse_bytes(budget)
+    skipped = ("lp", "checkmate-unpartitioned", "min-memory", "recompute-forward")
     results = []
     for method in chosen or [name for name in METHODS if name not in skipped]:
         if not as_json and sys.stderr.isatty():
             click.echo(f"\r\033[K{method} ...", err=True, nl=False)
         results.append(run(problem, limit, method, max_extra=max_extra, time_limit=time_limit, seed=seed))
+        if results[-1].interrupted:
+            break
     if not as_json and sys.stderr.isatty():
         click.echo("\r\033[K", err=True, nl=False)
     if as_json:
@@ -72,6 +79,7 @@ def _data(result: BatchSize) -> dict[str, object]:
 def _print(results: list[BatchSize], limit: int) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     best = max([result.batch for result in results], default=0)
     table = Table(box=None, pad_edge=False, title=f"largest batch in {format_bytes(limit)}", title_justify="left")
@@ -80,7 +88,7 @@ def _print(results: list[BatchSize], limit: int) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("")
     for result in results:
-        bar = result.message or "█" * round(20 * result.batch / max(best, 1))
+        bar = result.message or "#" * round(20 * result.batch / max(best, 1))
         cells = (number(result.batch), number(result.upper_bound), number(result.cost), f"{result.seconds:.1f}")
-        table.add_row(result.method, *cells, bar)
+        table.add_row(result.method, *cells, Text(bar))
     Console(highlight=False).print(table)

@@ -19,5 +19,5 @@ def methods() -> None:
     table.add_column("proves", no_wrap=True)
     table.add_column("what it does")
     for method in METHODS.values():
-        table.add_row(method.name, method.paper, "yes" if method.exact else "", method.title)
+        table.add_row(method.name, method.paper, "yes" if method.proves else "", method.title)
     Console(highlight=False).print(table)

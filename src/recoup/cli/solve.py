@@ -6,14 +6,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from recoup import solvers
 from recoup.cli.common import number, percent, print_json, print_rows, read_graph
-from recoup.errors import RecoupError
+from recoup.files import check_writable
 from recoup.planfile import Plan
 from recoup.planners.registry import METHODS
 from recoup.solution import Solution
@@ -54,7 +53,7 @@ Ctrl-C stops the search and prints the best schedule so far.
     help="Stop when proven this close to optimal (0.01 is 1 %).  [default: 0.005 for 'optimal', else 0]",
 )  # fmt: skip
 @click.option("--seed", default=0, show_default=True, help="Same seed, same answer, unless the time limit cuts it off.")
-@click.option("--solver", default="highs", show_default=True, type=click.Choice(solvers.available()))
+@click.option("--solver", default="highs", show_default=True, type=click.Choice(solvers.NAMES))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @click.option("-o", "--output", metavar="PLAN", help="Write the plan (graph, schedule, prediction) to this file.")
 def solve(
@@ -73,18 +72,18 @@ def solve(
     GRAPH is a recoup-graph file, or a built-in graph such as vgg16, resnet50:32 (batch 32) or chain:8.
     """
     problem = read_graph(graph)
-    if output is not None and not Path(output).absolute().parent.is_dir():
-        raise RecoupError(f"cannot write {output!r}: there is no folder {str(Path(output).parent)!r}")
+    if output is not None:
+        check_writable(output)
     with _live_line(hidden=as_json) as listen:
         solution = run(
             problem, budget, method, time_limit=time_limit, gap=gap, seed=seed, solver=solver, progress=listen
         )
-    if output is not None and solution.schedule is not None:
-        Plan.of(solution).save(output)
     if as_json:
         print_json(solution.to_data())
     else:
         _print(solution, output)
+    if output is not None and solution.schedule is not None:
+        Plan.of(solution).save(output)
     sys.exit(0 if solution.schedule is not None else 3)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from recoup.builder import GraphBuilder
+from recoup.errors import GraphError
 from recoup.graph import Graph
 
 
@@ -22,11 +23,13 @@ def heterogeneous_chain(
 ) -> Graph:
     """A chain whose layer ``i`` takes ``times[i]`` and makes ``sizes[i]`` bytes; backward takes ``backward`` times."""
     layers = len(times)
+    if not layers or len(sizes) != layers:
+        raise GraphError(f"a chain needs a time and a size for each layer, and at least one: {layers} and {len(sizes)}")
     b = GraphBuilder(name or f"chain-{layers}", time_unit="unit")
     below: tuple[str, ...] = ()
     for i in range(1, layers + 1):
         below = b.op(f"f{i}", inputs=below, outputs={f"a{i}": sizes[i - 1]}, time=times[i - 1])
-    last = sizes[-1] if sizes else 1
+    last = sizes[-1]
     above = b.op("loss", inputs=below, outputs={f"g{layers + 1}": last}, time=1)
     for i in range(layers, 0, -1):
         time = times[i - 1] * backward

@@ -31,8 +31,8 @@ def named(text: str) -> Graph | None:
     name, colon, number = text.partition(":")
     if name not in NETWORKS and name not in _SHAPES:
         return None
-    if colon and not (number.isascii() and number.isdigit() and 0 < int(number) <= 100_000):
-        raise GraphError(f"{text!r}: after the colon comes a batch or a size, as in {name}:32")
+    if colon and not (number.isascii() and number.isdigit() and 0 < int(number) <= 10_000):
+        raise GraphError(f"{text!r}: after the colon comes a batch or a size up to 10000, as in {name}:32")
     if name in NETWORKS:
         return NETWORKS[name](int(number or 1))
     make, default = _SHAPES[name]

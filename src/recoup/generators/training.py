@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from recoup.builder import GraphBuilder
+from recoup.errors import GraphError
 from recoup.graph import Graph
 
 INPUT = "input"  # what the first layers read: the data, resident
@@ -51,6 +52,8 @@ def training_graph(
     ``input_bytes`` scale with the batch, ``fixed_bytes`` (parameters and their gradients) do not. With
     ``keep_input_gradient`` the step also computes the gradient of the data, and its result is a required output.
     """
+    if not layers:
+        raise GraphError(f"{name}: a network has at least one layer")
     b = GraphBuilder(
         name,
         time_unit=time_unit,

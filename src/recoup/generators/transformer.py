@@ -1,4 +1,4 @@
-"""A GPT-style training step at the level of ATen operators, with roofline times: many small ops, as captured graphs have.
+"""A GPT-style training step at the level of ATen operators, with roofline times: as large as captured graphs are.
 
 Unlike the papers' networks this one has what a framework's own graph has: matrix products split into their gradients,
 normalisation statistics and attention's log-sum-exp as second outputs, parameter gradients that must stay to the end,
@@ -8,7 +8,7 @@ and workspaces. Bytes are those of 16-bit values; times are in microseconds on a
 from __future__ import annotations
 
 from recoup.builder import GraphBuilder
-from recoup.graph import Graph
+from recoup.graph import Graph, Phase
 
 HALF = 2
 FLOPS_PER_US = 400e6
@@ -30,7 +30,7 @@ class _Step:
         self.x = self.b.input("tokens", tokens * 8)
         self.row = tokens * width * HALF  # one activation
         self.gradients: list[str] = []
-        self.phase = "forward"
+        self.phase: Phase = "forward"
 
     def build(self) -> Graph:
         x = self.point("embed", [self.x], self.row)
@@ -131,7 +131,11 @@ class _Step:
         self, name: str, inputs: list[str], outputs: dict[str, int], moved: int, flops: int = 0, workspace: int = 0
     ) -> tuple[str, ...]:
         time = LAUNCH_US + max(flops / FLOPS_PER_US, moved / BYTES_PER_US)
-        phase = "forward" if self.phase == "forward" else "backward"
         return self.b.op(
-            name, inputs=inputs, outputs=outputs, time=round(time, 3), workspace=workspace, phase=phase
+            name,
+            inputs=inputs,
+            outputs=outputs,
+            time=round(time, 3),
+            workspace=workspace,
+            phase=self.phase,
         )

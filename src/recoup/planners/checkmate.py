@@ -8,6 +8,7 @@ contains them all.
 from __future__ import annotations
 
 import math
+from functools import reduce
 
 from recoup import solvers
 from recoup.planners import registry
@@ -17,7 +18,7 @@ from recoup.solvers.program import Floats
 from recoup.task import Finding, Task
 from recoup.units import format_bytes
 
-STARTS = ("checkpoint-all", "recompute-forward", "griewank", "ap-greedy", "linearized-greedy")
+STARTS = ("checkpoint-all", "linearized-sqrt", "ap-greedy", "linearized-greedy", "recompute-forward", "griewank")
 CLASS = "no schedule that runs each op at most once per stage fits"
 
 
@@ -32,27 +33,28 @@ def plan(task: Task) -> Finding:
 
 def plan_unpartitioned(task: Task) -> Finding:
     """Problem (1) with memory: n free stages, in which the solver also finds the order of first runs."""
-    impossible = below_floor(task)
+    impossible = below_floor(task, ordered=False)
     return impossible or _solve(task, partitioned=False)
 
 
-def below_floor(task: Task) -> Finding | None:
-    """Infeasible at a glance: one op alone needs more than the budget."""
-    floor = memory_floor(task.graph)
+def below_floor(task: Task, ordered: bool = True) -> Finding | None:
+    """Infeasible at a glance: one op needs more than the budget."""
+    floor = memory_floor(task.graph, ordered)
     if task.budget is None or floor.bytes <= task.budget:
         return None
     needs = format_bytes(floor.bytes)
-    message = f"op {floor.op!r} alone needs {needs}" if floor.op else f"{needs} are resident"
+    message = f"op {floor.op!r} needs {needs} while it runs" if floor.op else f"{needs} are resident"
     return Finding(infeasible=True, message=message)
 
 
 def _solve(task: Task, partitioned: bool) -> Finding:
-    solver, bound = solvers.get(task.solver), None
+    solver = solvers.get(task.solver)
+    finding: Finding | None = None  # what the first round proves; later ones have less memory
     budget = task.budget
     while True:
         stage = StageProgram(task.graph, budget, partitioned, task.clock.stopped)
         if task.clock.stopped():
-            return Finding(bound, scope="stage-once")
+            return finding or Finding()
         if task.cost_limit is not None:
             stage.limit_cost(task.cost_limit)
 
@@ -72,14 +74,20 @@ def _solve(task: Task, partitioned: bool) -> Finding:
             progress=progress,
             found=found,
         )
-        if answer.status == "infeasible":
-            return Finding(bound, infeasible=bound is None, scope="stage-once", message=CLASS)
-        bound = bound or proven(task, stage, answer.bound)
+        if finding is None:
+            bound = proven(task, stage, answer.bound)
+            failed = answer.status == "infeasible"
+            finding = Finding(
+                None if bound is None else whole(task, bound),
+                infeasible=failed,
+                scope="stage-once",
+                message=CLASS if failed else "",
+            )
         if answer.x is None or budget is None:
-            return Finding(bound, scope="stage-once")
+            return finding
         judged = task.offer(stage.schedule(answer.x))
         if judged.peak_bytes <= (task.budget or 0):
-            return Finding(bound, scope="stage-once")
+            return finding
         budget -= judged.peak_bytes - (task.budget or 0)  # the solver's tolerance; round against ourselves
 
 
@@ -87,12 +95,10 @@ def proven(task: Task, stage: StageProgram, bound: float) -> float | None:
     """A solver's bound in the graph's time unit, a hair lower for its tolerances."""
     if not math.isfinite(bound):
         return None
-    cost = bound * stage.time_unit
-    cost -= 1e-9 * abs(cost)
-    return whole(task, cost)
+    return bound * stage.time_unit * (1 - 1e-9)
 
 
 def whole(task: Task, bound: float) -> float:
-    """Where all times are integers so is every cost: a bound just below an integer is that integer."""
-    nearest = math.ceil(bound)
-    return nearest if task.graph.arrays.integral and nearest - bound < 1e-6 else bound
+    """Where all times are multiples of a whole number so is every cost: round a proven bound up to the next."""
+    unit = reduce(math.gcd, (int(time) for time in task.graph.arrays.times), 0) if task.graph.arrays.integral else 0
+    return math.ceil(bound / unit - 1e-6) * unit if unit else bound

@@ -18,25 +18,25 @@ class Floor:
     op: str
 
 
-def memory_floor(graph: Graph) -> Floor:
+def memory_floor(graph: Graph, ordered: bool = True) -> Floor:
     """The largest, over ops that must run, of the least memory any of its implementations needs.
 
     Required outputs made by ops earlier in the listed order count too: they stay from their first run on. That holds
-    for every schedule with the graph's first-run order.
+    for every schedule with the graph's first-run order; without ``ordered`` they are left out, and it holds for any.
     """
     a = graph.arrays
     worst = Floor(graph.resident_bytes, "")
     held: set[int] = set()
     for i in np.flatnonzero(a.mandatory).tolist():
+        kernels = range(int(a.first_kernel[i]), int(a.first_kernel[i + 1]))
         needs = []
-        for k in range(int(a.first_kernel[i]), int(a.first_kernel[i + 1])):
+        for k in kernels:
             values = {*a.inputs[k].tolist(), *a.outputs[k].tolist(), *held} - {int(a.overwriting[k])}
             needs.append(int(a.bytes[list(values)].sum()) + int(a.workspace[k]))
         if graph.resident_bytes + min(needs) > worst.bytes:
             worst = Floor(graph.resident_bytes + min(needs), graph.ops[i].id)
-        kernels = range(int(a.first_kernel[i]), int(a.first_kernel[i + 1]))
-        made = set.intersection(*({d for d in a.outputs[k].tolist() if a.required[d]} for k in kernels))
-        held |= made
+        if ordered:
+            held |= set.intersection(*({d for d in a.outputs[k].tolist() if a.required[d]} for k in kernels))
     return worst
 
 

@@ -16,7 +16,15 @@ from recoup.schedule import Schedule
 from recoup.task import Finding, Task
 from recoup.units import format_bytes
 
-BASELINES = ("checkpoint-all", "recompute-forward", "checkpoint-last", "griewank", "ap-greedy", "linearized-greedy")
+BASELINES = (
+    "checkpoint-all",
+    "linearized-sqrt",
+    "recompute-forward",
+    "griewank",
+    "ap-greedy",
+    "linearized-greedy",
+    "checkpoint-last",
+)
 SMALL = 30  # ops up to which the integer program is worth its seconds here
 
 

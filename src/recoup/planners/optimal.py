@@ -14,7 +14,7 @@ import numpy as np
 from recoup import solvers
 from recoup.judge import Simulation
 from recoup.planners import registry
-from recoup.planners.checkmate import below_floor
+from recoup.planners.checkmate import below_floor, whole
 from recoup.planners.cuts import CutProgram
 from recoup.planners.extras import Runs
 from recoup.planners.floor import cost_floor
@@ -24,7 +24,7 @@ from recoup.schedule import Schedule
 from recoup.solvers.program import Answer, Floats
 from recoup.task import Finding, Task
 
-FALLBACKS = ("recompute-forward", "griewank", "ap-greedy", "linearized-greedy")
+FALLBACKS = ("linearized-sqrt", "ap-greedy", "linearized-greedy", "recompute-forward", "griewank")
 ALWAYS = 3  # solves that are worth it on small graphs even when the gap is small enough already
 SMALL = 500  # ops of a small graph
 EXACT = 1e-6  # gap of the relaxation itself, unless the user wants none at all
@@ -152,11 +152,8 @@ class _Search:
         return answer
 
     def proven(self, program: CutProgram, bound: float) -> float | None:
-        """The solver's bound in the graph's time unit, a hair lower; the next integer where costs are whole."""
-        if not math.isfinite(bound):
-            return None
-        cost = bound * program.time_unit * (1 - 1e-9)
-        return math.ceil(cost - 1e-6) if self.graph.arrays.integral else cost
+        """The solver's bound in the graph's time unit, a hair lower for its tolerances, then up to a whole cost."""
+        return whole(self.task, bound * program.time_unit * (1 - 1e-9)) if math.isfinite(bound) else None
 
     def tighten(self, judged: Simulation) -> bool:
         """Add to the program what its solution got wrong; False if all of it is there already."""

@@ -74,7 +74,11 @@ def cheapest_schedule(graph: Graph, S: Bools) -> Schedule:
     if len(inplace):
         name = graph.ops[inplace[0]].id
         raise NotApplicableError(f"op {name!r} runs in place, and what it overwrites cannot be carried on")
-    for i in np.flatnonzero(a.once).tolist():
+    S[:, ~a.mandatory] = False
+    for t in np.flatnonzero(~a.mandatory).tolist()[::-1]:  # no stage of its own: carry through it
+        if t + 1 < len(S):
+            S[t, :t] = S[t + 1, :t]
+    for i in np.flatnonzero(a.once & a.mandatory).tolist():
         S[i + 1 :, i] = True
     return schedule_of(graph, minimal_recomputation(graph, S))
 
@@ -95,7 +99,8 @@ def equal_memory(graph: Graph, nodes: list[int], settings: int = 200) -> Iterato
     order = forward_ops(graph)
     size = [int(a.bytes[a.outputs[int(a.first_kernel[i])]].sum()) for i in order]
     total = np.concatenate([[0], np.cumsum(size)])
-    sums = np.unique(total[None, :] - total[:, None])
+    begins = total[np.unique(np.linspace(0, len(total) - 1, settings).astype(np.int64))]
+    sums = np.unique(total[None, :] - begins[:, None])
     sums = sums[sums >= 0]
     if len(sums) > settings:
         sums = sums[np.linspace(0, len(sums) - 1, settings).astype(np.int64)]

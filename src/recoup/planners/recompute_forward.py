@@ -12,10 +12,15 @@ import numpy as np
 from recoup.graph import Graph
 from recoup.planners.policy import cheapest_schedule
 from recoup.schedule import Schedule
+from recoup.task import NotApplicableError
+
+LARGEST = 2000  # ops; the schedule grows with their square
 
 
 def candidates(graph: Graph) -> Iterator[Schedule]:
     """One schedule: S holds every backward op and nothing else."""
+    if len(graph.ops) > LARGEST:
+        raise NotApplicableError(f"with {len(graph.ops)} ops, more than {LARGEST}, it would run millions of them")
     S = np.tri(len(graph.ops), k=-1, dtype=np.bool_)
     S[:, graph.arrays.forward] = False
     yield cheapest_schedule(graph, S)

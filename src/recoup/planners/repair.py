@@ -19,6 +19,8 @@ from recoup.graph import Graph
 from recoup.judge import Instances, lifetimes, memory_curve
 from recoup.planners.extras import Runs
 
+LOOK = 500  # what judging costs besides its steps, in steps
+
 
 @dataclass
 class Repairer:
@@ -28,7 +30,7 @@ class Repairer:
     budget: int
     seed: int = 0
     stopped: Callable[[], bool] = lambda: False
-    work: int = 0  # steps judged so far: how long things take, but the same every time
+    work: int = 0  # done so far, in steps judged: how long things take, but the same every time
 
     def __post_init__(self) -> None:
         a = self.graph.arrays
@@ -46,7 +48,7 @@ class Repairer:
 
     def memory(self, runs: Runs) -> tuple[Instances, Ints] | None:
         """Lifetimes and memory per step; None if an in-place run destroyed what another needs."""
-        self.work += len(runs.kernel)
+        self.work += len(runs.kernel) + LOOK
         try:
             alive = lifetimes(self.graph, runs.kernel)
         except ScheduleError:

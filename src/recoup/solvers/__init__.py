@@ -5,7 +5,9 @@ from __future__ import annotations
 from recoup.errors import MethodError
 from recoup.solvers.program import Answer, Program, Row, Solver
 
-__all__ = ["Answer", "Program", "Row", "Solver", "available", "get"]
+__all__ = ["NAMES", "Answer", "Program", "Row", "Solver", "get"]
+
+NAMES = ("highs", "gurobi")
 
 
 def get(name: str) -> Solver:
@@ -18,9 +20,4 @@ def get(name: str) -> Solver:
         from recoup.solvers.gurobi import Gurobi
 
         return Gurobi()
-    raise MethodError(f"there is no solver {name!r}; choose one of {', '.join(available())}")
-
-
-def available() -> tuple[str, ...]:
-    """Names :func:`get` knows; 'gurobi' works where gurobipy is installed."""
-    return ("highs", "gurobi")
+    raise MethodError(f"there is no solver {name!r}; choose one of {', '.join(NAMES)}")

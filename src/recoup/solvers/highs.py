@@ -1,12 +1,14 @@
 """HiGHS, the embedded solver.
 
 It runs in a thread of its own while this one waits in short naps: HiGHS releases the interpreter lock, so Ctrl-C and
-the time limit are seen here, and its own interrupt callback passes them on. HiGHS can overrun its time limit inside a
-large root LP; the callback is the hard stop.
+the time limit are seen here, and its own interrupt callback passes them on. HiGHS may call it seldom, and for a minute
+inside presolve or a root heuristic not at all; then the thread is left behind, to stop at its next callback, and the
+answer is what it had told until then.
 """
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +20,8 @@ import numpy as np
 from recoup.solvers.program import Answer, Floats, Program
 
 _TOLERANCE = 1e-9
+GRACE = 1.0  # seconds between asking the engine to stop and leaving it behind
+_LEFT_BEHIND: list[threading.Thread] = []
 
 
 class Highs:
@@ -60,7 +64,12 @@ class Highs:
             solution = highspy.HighsSolution()
             solution.col_value = list(start)
             engine.setSolution(solution)
-        _run(engine, time_limit, stopped, progress, found, beside)
+        run = _Run(engine, time_limit, stopped, progress, found)
+        run.start()
+        if beside is not None:
+            beside()
+        if not run.wait():
+            return Answer("unknown" if run.x is None else "feasible", run.x, run.objective, run.bound)
         return _answer(engine, relax or not any(program.integer))
 
 
@@ -82,46 +91,83 @@ def _model(program: Program, relax: bool) -> Any:
     return lp
 
 
-def _run(
-    engine: Any,
-    time_limit: float | None,
-    stopped: Callable[[], bool],
-    progress: Callable[[float, float], None] | None,
-    found: Callable[[Floats], None] | None,
-    beside: Callable[[], None] | None,
-) -> None:
-    deadline = None if time_limit is None else time.monotonic() + time_limit
-    kinds = highspy.cb.HighsCallbackType
+class _Run:
+    """One run of the engine in a thread, and what it has told so far."""
 
-    def listen(kind: Any, message: str, out: Any, into: Any, data: Any) -> None:
-        if kind == kinds.kCallbackMipImprovingSolution:
-            if found is not None:
-                found(np.array(out.mip_solution, dtype=np.float64))
+    def __init__(
+        self,
+        engine: Any,
+        time_limit: float | None,
+        stopped: Callable[[], bool],
+        progress: Callable[[float, float], None] | None,
+        found: Callable[[Floats], None] | None,
+    ) -> None:
+        self.engine, self.stopped, self.progress, self.found = engine, stopped, progress, found
+        self.deadline = None if time_limit is None else time.monotonic() + time_limit
+        self.x: Floats | None = None
+        self.objective, self.bound = np.inf, -np.inf
+        self.closed = False
+        self.thread = threading.Thread(target=engine.run, daemon=True)
+
+    def start(self) -> None:
+        kinds = highspy.cb.HighsCallbackType
+        self.engine.setCallback(self._listen, None)
+        for kind in (
+            kinds.kCallbackMipInterrupt,
+            kinds.kCallbackSimplexInterrupt,
+            kinds.kCallbackIpmInterrupt,
+            kinds.kCallbackMipImprovingSolution,
+        ):
+            self.engine.startCallback(kind)
+        self.thread.start()
+
+    def wait(self) -> bool:
+        """Wait for the end; False if it did not come in time, and the thread was left behind."""
+        over: float | None = None
+        while self.thread.is_alive():
+            self.thread.join(0.05)
+            if over is None and self._should_stop():
+                over = time.monotonic()
+            if over is not None and self.thread.is_alive() and time.monotonic() - over > GRACE:
+                self.closed = True
+                _LEFT_BEHIND.append(self.thread)
+                return False
+        return True
+
+    def _should_stop(self) -> bool:
+        return self.closed or self.stopped() or (self.deadline is not None and time.monotonic() > self.deadline)
+
+    def _listen(self, kind: Any, message: str, out: Any, into: Any, data: Any) -> None:
+        kinds = highspy.cb.HighsCallbackType
+        if self.closed:
+            into.user_interrupt = 1
             return
-        if progress is not None and kind == kinds.kCallbackMipInterrupt:
-            progress(float(out.mip_dual_bound), float(out.mip_primal_bound))
-        if stopped() or (deadline is not None and time.monotonic() > deadline):
+        if kind == kinds.kCallbackMipImprovingSolution:
+            self.x = np.array(out.mip_solution, dtype=np.float64)
+            self.objective = float(out.objective_function_value)
+            if self.found is not None:
+                self.found(self.x)
+            return
+        if kind == kinds.kCallbackMipInterrupt:
+            self.bound = max(self.bound, float(out.mip_dual_bound))
+            if self.progress is not None:
+                self.progress(float(out.mip_dual_bound), float(out.mip_primal_bound))
+        if self._should_stop():
             into.user_interrupt = 1
 
-    engine.setCallback(listen, None)
-    for kind in (
-        kinds.kCallbackMipInterrupt,
-        kinds.kCallbackSimplexInterrupt,
-        kinds.kCallbackIpmInterrupt,
-        kinds.kCallbackMipImprovingSolution,
-    ):
-        engine.startCallback(kind)
-    worker = threading.Thread(target=engine.run, daemon=True)
-    worker.start()
-    if beside is not None:
-        beside()
-    while worker.is_alive():
-        worker.join(0.05)
+
+@atexit.register
+def _join() -> None:
+    """Python must not end while the engine could still call back into it."""
+    for thread in _LEFT_BEHIND:
+        thread.join(10.0)
 
 
 def _answer(engine: Any, relaxed: bool) -> Answer:
     status, info = engine.getModelStatus(), engine.getInfo()
     kinds = highspy.HighsModelStatus
+    if status == kinds.kModelEmpty:
+        return Answer("optimal", np.zeros(0), 0.0, 0.0)
     if status in (kinds.kInfeasible, kinds.kUnboundedOrInfeasible):
         return Answer("infeasible", None, np.inf, np.inf)
     feasible = info.primal_solution_status == 2

@@ -18,6 +18,7 @@ from recoup.schedule import Schedule
 from recoup.solution import Solution
 from recoup.solving import solve
 from recoup.task import Progress
+from recoup.tradeoff import curve
 
 __version__ = "0.1.0"
 
@@ -40,6 +41,7 @@ __all__ = [
     "Simulation",
     "Solution",
     "Value",
+    "curve",
     "max_batch",
     "simulate",
     "solve",

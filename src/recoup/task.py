@@ -96,6 +96,7 @@ class Task:
     seed: int = 0
     solver: str = "highs"
     listener: Callable[[Progress], None] | None = None
+    start: Schedule | None = None  # a schedule to begin from, within budget or not
     cost_limit: float | None = None  # equation (10): nothing dearer is accepted
     smallest: bool = False  # look for the smallest peak instead of the smallest cost
     best: Simulation | None = None

@@ -9,6 +9,7 @@ import sys
 import click
 
 import recoup
+from recoup.cli.curve import curve
 from recoup.cli.max_batch import max_batch
 from recoup.cli.methods import methods
 from recoup.cli.show import show
@@ -17,8 +18,9 @@ from recoup.errors import RecoupError
 
 _EPILOG = """\b
 Try it on a built-in network:
-  recoup solve mobilenet:64 --budget 0.5 --method ap-greedy
+  recoup solve mobilenet:64 --budget 0.5
   recoup show vgg16:64
+  recoup curve mobilenet:64 --budgets 0.3:1.0:0.1
   recoup max-batch vgg19 --budget 16GB
 """
 
@@ -33,7 +35,7 @@ def cli() -> None:
     """
 
 
-for command in (solve, show, max_batch, methods):
+for command in (solve, show, curve, max_batch, methods):
     cli.add_command(command)
 
 

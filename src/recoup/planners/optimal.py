@@ -34,10 +34,12 @@ EFFORT = 5_000_000  # steps judged by local search beside a solve: a second or t
 
 def plan(task: Task) -> Finding:
     """Search until the gap is small enough, nothing is left to add, or time is up."""
-    return below_floor(task) or _Search(task).run()
+    return below_floor(task) or Search(task).run()
 
 
-class _Search:
+class Search:
+    """One search: the cuts so far, the bound, and, in the task, the best schedule."""
+
     def __init__(self, task: Task) -> None:
         self.task, self.graph = task, task.graph
         everything = 2 * int(self.graph.arrays.bytes.sum()) + int(self.graph.arrays.workspace.sum())
@@ -50,6 +52,7 @@ class _Search:
         self.solves = 0
 
     def run(self) -> Finding:
+        """Solve, realise, repair, tighten, and again."""
         plain = self.task.offer(Schedule.default(self.graph))
         if not len(plain.schedule) or self.done():
             return Finding(self.bound)
@@ -84,8 +87,11 @@ class _Search:
     # Upper bounds ------------------------------------------------------------------------------------------------
 
     def start(self, plain: Simulation) -> None:
-        """A first schedule: the plain one repaired, or the cheapest baseline that fits."""
+        """A first schedule: the plain one or the one given, repaired, or the cheapest baseline that fits."""
         self.offer_repaired(Runs.of(plain.schedule))
+        if self.task.start is not None:
+            self.task.offer(self.task.start)
+            self.offer_repaired(Runs.of(self.task.start))
         if self.task.best is None:
             registry.offer_candidates(self.task, *FALLBACKS)
             if self.task.best is not None:

@@ -82,7 +82,10 @@ def _drops(model: _Model, state: State) -> Iterator[tuple[State, float]]:
 
 
 def cheapest(graph: Graph, budget: int) -> float:
-    """The least cost of any schedule with the graph's first-run order, implementations and optional ops included."""
+    """The least cost of any schedule with the graph's first-run order, implementations and optional ops included.
+
+    The order is that of the ops that must run; an optional op may first run anywhere from its place on.
+    """
     model = _Model(graph, budget)
 
     def moves(state: State) -> Iterator[tuple[State, float]]:
@@ -91,7 +94,8 @@ def cheapest(graph: Graph, budget: int) -> float:
         for i in range(min(t + 1, len(graph.ops))):
             op = graph.ops[i]
             again = i < t
-            if again and (op.once or not ran >> i & 1):
+            ran_before = bool(ran >> i & 1)
+            if again and ((not ran_before and not op.optional) or (ran_before and op.once)):
                 continue
             for choice, impl in enumerate(op.implementations):
                 after = model.run(live, i, choice)

@@ -66,6 +66,7 @@ class CutProgram:
         for period in range(len(self.cuts) + 1):
             self._rows(period)
         self._required()
+        self._once()
         for period in range(1, len(self.cuts)):
             self._reruns(period)
 
@@ -96,7 +97,7 @@ class CutProgram:
             again += ops
         again += [i for i in range(low + 1, high + 1) if len(self.kernels[i]) > 1]
         for i in again:
-            if not a.once[i]:
+            if not a.once[i] or not a.mandatory[i]:  # what is optional may also run for the first time here
                 for k in self.kernels[i]:
                     self.R[period, k] = p.column(a.times[k] / self.time_unit)
 
@@ -237,6 +238,14 @@ class CutProgram:
                 if value == d:
                     for k in self.makers[d]:
                         self.program.row([(column, 1.0), (self.F[k], -1.0)], lower=0.0)
+
+    def _once(self) -> None:
+        """Optional ops that run at most once do so at their place in the order or later, not both."""
+        a = self.graph.arrays
+        for i in np.flatnonzero(a.once & ~a.mandatory).tolist():
+            runs = [self.F[k] for k in self.kernels[i]]
+            runs += [column for (_, k), column in self.R.items() if k in self.kernels[i]]
+            self.program.row([(column, 1.0) for column in runs], upper=1.0)
 
     # From and to schedules ---------------------------------------------------------------------------------------
 

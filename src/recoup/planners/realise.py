@@ -68,7 +68,7 @@ class _Realisation:
         a = self.cuts.graph.arrays
         if not self.available.issuperset(self.cuts.reads[k]):
             return False
-        if a.once[a.op[k]] and k in self.runs:
+        if a.once[a.op[k]] and any(other in self.runs for other in self.cuts.kernels[a.op[k]]):
             return False
         self.runs.append(k)
         self.available.update(self.cuts.writes[k])

@@ -18,9 +18,15 @@ LARGEST = 2000  # ops; the schedule grows with their square
 
 
 def candidates(graph: Graph) -> Iterator[Schedule]:
-    """One schedule: S holds every backward op and nothing else."""
+    """Two schedules: the forward pass keeps what a later forward op reads, or not even that."""
     if len(graph.ops) > LARGEST:
         raise NotApplicableError(f"with {len(graph.ops)} ops, more than {LARGEST}, it would run millions of them")
+    a = graph.arrays
     S = np.tri(len(graph.ops), k=-1, dtype=np.bool_)
-    S[:, graph.arrays.forward] = False
+    S[:, a.forward] = False
+    least = S.copy()
+    for t in np.flatnonzero(a.forward & a.mandatory).tolist():
+        for i in a.producer[a.inputs[int(a.first_kernel[t])]].tolist():
+            S[i + 1 : t + 1, i] = True
     yield cheapest_schedule(graph, S)
+    yield cheapest_schedule(graph, least)

@@ -61,7 +61,7 @@ def test_the_relaxation_never_exceeds_brute_force_whatever_the_cuts(data):
         return
     cuts = sorted(data.draw(st.sets(st.sampled_from(must), min_size=1)))
     watched = sorted(data.draw(st.sets(st.integers(0, len(graph.ops) - 1))))
-    program = CutProgram(graph, budget - graph.resident_bytes, cuts, watched)
+    program = CutProgram(graph, budget - graph.resident_bytes, cuts, watched, watched)
     answer = get("highs").solve(program.program)
     best = cheapest(graph, budget)
     assert answer.status == "infeasible" or answer.bound * program.time_unit <= best * (1 + 1e-6) + 1e-6

@@ -32,6 +32,8 @@ from recoup.solvers.program import Floats, Program
 
 Terms = list[tuple[int, float]]
 
+ANCESTORS = 12  # ops looked at behind a watched one
+
 
 @dataclass
 class CutProgram:
@@ -41,11 +43,13 @@ class CutProgram:
     room: int  # budget less the resident part
     cuts: list[int]  # ops that must run, in order
     watched: list[int] = field(default_factory=list)  # ops whose reruns are given their memory too
+    closely: list[int] = field(default_factory=list)  # those of them that are also given what was made for their sake
     program: Program = field(default_factory=Program)
     S: dict[tuple[int, int], int] = field(default_factory=dict)  # (cut, value)
     R: dict[tuple[int, int], int] = field(default_factory=dict)  # (period, kernel)
     F: dict[int, int] = field(default_factory=dict)  # kernel
-    P: dict[int, dict[int, int]] = field(default_factory=dict)  # period, then value
+    R2: dict[tuple[int, int], int] = field(default_factory=dict)  # (period, kernel): runs again twice
+    derived: list[tuple[int, Terms, float]] = field(default_factory=list)  # columns that are at least such a sum
 
     def __post_init__(self) -> None:
         a = self.graph.arrays
@@ -201,10 +205,11 @@ class CutProgram:
         return terms
 
     def _reruns(self, period: int) -> None:
-        """A watched op that runs again in a period runs beside what stays through all of it.
+        """A watched op that runs again in a period runs beside what is live then.
 
         A value made before the period, live at its end and not made again in it, is live all along: P >= S - R. So if
-        kernel k runs again, what it reads and writes, its workspace and P have to fit together.
+        kernel k runs again, what it reads and writes, its workspace and P have to fit together. A value that had to be
+        made again for k's sake and is live at the end is there too, unless its op runs twice: see ``_beside``.
         """
         a, p = self.graph.arrays, self.program
         low, _ = self.span(period)
@@ -218,13 +223,56 @@ class CutProgram:
                 stays[d] = p.column(integer=False)
                 runs = [(self.R[period, k], 1.0) for k in self.makers[d] if (period, k) in self.R]
                 p.row([(stays[d], 1.0), (column, -1.0), *runs], lower=0.0)
-        self.P[period] = stays
+                self.derived.append((stays[d], [(column, 1.0), *((r, -1.0) for r, _ in runs)], 0.0))
         for k in again:
             own = {*self.reads[k], *self.writes[k]}
             need = sum(size[d] for d in own) + float(a.workspace[k]) / self.byte_unit
             need -= size[a.overwriting[k]] if a.overwriting[k] >= 0 else 0.0
-            terms = [(column, size[d]) for d, column in stays.items() if d not in own]
+            live = stays | (self._beside(period, k, stays) if a.op[k] in self.closely else {})
+            terms = [(column, size[d]) for d, column in live.items() if d not in own]
             p.row([*terms, (self.R[period, k], need)], upper=self.room / self.byte_unit)
+
+    def _beside(self, period: int, k: int, stays: dict[int, int]) -> dict[int, int]:
+        """Values made again for the sake of kernel k, live at the end of the period: live while k runs, or made twice.
+
+        B: the op ran in the period before k did. It did if k, or an op that ran before k for the same reason, reads a
+        value of it that was not live after the cut: B >= R[k] - S, or B >= B' - S. Then a value of it that is live at
+        the end, S', was live while k ran unless the op ran again later: Q >= S' + B - 1 - twice.
+        """
+        a, p = self.graph.arrays, self.program
+        beside: dict[int, int] = {}
+        ran: dict[int, int] = {}
+        waiting = [(self.R[period, k], d) for d in self.reads[k]]
+        while waiting and len(ran) < ANCESTORS:
+            because, d = waiting.pop(0)
+            i = int(a.producer[d])
+            kernel = self.kernels[i][0]
+            if len(self.kernels[i]) > 1 or i > self.span(period)[0] or (period, kernel) not in self.R:
+                continue
+            new = i not in ran
+            if new:
+                ran[i] = p.column(integer=False)
+            there = self._after_cut(period - 1, d)
+            p.row([(ran[i], 1.0), (because, -1.0), *there], lower=0.0)
+            self.derived.append((ran[i], [(because, 1.0), *((s, -c) for s, c in there)], 0.0))
+            if not new:
+                continue
+            waiting += [(ran[i], e) for e in self.reads[kernel]]
+            for e in self.writes[kernel]:
+                if e in stays and e not in beside:
+                    end, twice = self.S[period, e], self._twice(period, kernel)
+                    beside[e] = p.column(integer=False)
+                    p.row([(beside[e], 1.0), (stays[e], -1.0)], lower=0.0)
+                    p.row([(beside[e], 1.0), (end, -1.0), (ran[i], -1.0), (twice, 1.0)], lower=-1.0)
+                    self.derived.append((beside[e], [(stays[e], 1.0)], 0.0))
+                    self.derived.append((beside[e], [(end, 1.0), (ran[i], 1.0), (twice, -1.0)], -1.0))
+        return beside
+
+    def _twice(self, period: int, k: int) -> int:
+        """Kernel k runs at least twice more in the period, and is paid for once more."""
+        if (period, k) not in self.R2:
+            self.R2[period, k] = self.program.column(self.graph.arrays.times[k] / self.time_unit)
+        return self.R2[period, k]
 
     def _required(self) -> None:
         """Required outputs that depend on a choice are made at some time, and stay."""
@@ -286,6 +334,8 @@ class CutProgram:
             i = int(a.op[k])
             if i in first:
                 if (period, k) in self.R:
+                    if x[self.R[period, k]] and (period, k) in self.R2:
+                        x[self.R2[period, k]] = 1.0
                     x[self.R[period, k]] = 1.0
                 continue
             first[i] = step
@@ -300,8 +350,6 @@ class CutProgram:
             for d in alive.value[now].tolist():
                 if (cut, d) in self.S:
                     x[self.S[cut, d]] = 1.0
-        for period, stays in self.P.items():
-            for d, column in stays.items():
-                runs = sum(x[self.R[period, k]] for k in self.makers[d] if (period, k) in self.R)
-                x[column] = max(0.0, x[self.S[period, d]] - runs)
+        for column, terms, constant in self.derived:
+            x[column] = max(x[column], constant + sum(coefficient * x[other] for other, coefficient in terms))
         return x

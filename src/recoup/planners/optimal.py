@@ -8,6 +8,7 @@ and solve again. The relaxation's bound holds for every schedule, so the gap is 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -48,6 +49,7 @@ class Search:
         self.repairer = Repairer(self.graph, budget, task.seed, task.clock.stopped)
         self.cuts: list[int] = []
         self.watched: list[int] = []
+        self.closely: list[int] = []
         self.bound = cost_floor(self.graph)
         self.solves = 0
 
@@ -59,7 +61,7 @@ class Search:
         self.cuts = [int(plain.schedule.ops[plain.peak_step])]
         self.start(plain)
         while not self.done():
-            program = CutProgram(self.graph, self.room, sorted(self.cuts), sorted(self.watched))
+            program = CutProgram(self.graph, self.room, sorted(self.cuts), sorted(self.watched), sorted(self.closely))
             answer = self.relax(program)
             if answer.status == "infeasible":
                 return Finding(infeasible=True, message="the relaxation has no solution")
@@ -68,7 +70,7 @@ class Search:
             realised = self.offer_point(program, answer.x)
             if realised is None or not self.tighten(realised):
                 break
-        self.improve(2 * EFFORT)
+        self.improve(3 * EFFORT)
         return Finding(self.bound)
 
     def done(self) -> bool:
@@ -121,6 +123,21 @@ class Search:
         better = self.repairer.improve(Runs.of(best.schedule), effort)
         self.task.offer(better.schedule())
 
+    def improve_beside(self, running: Callable[[], bool]) -> None:
+        """Local search while the solver runs: so much in any case, and more for as long as it takes.
+
+        How much more depends on the machine, so that is offered only if time runs out: then nothing is repeatable.
+        """
+        self.improve()
+        if self.task.best is None:
+            return
+        spare = Repairer(
+            self.graph, self.repairer.budget, self.task.seed + 1, lambda: self.task.clock.stopped() or not running()
+        )
+        runs = spare.improve(Runs.of(self.task.best.schedule))
+        if self.task.clock.stopped():
+            self.task.offer(runs.schedule())
+
     # Lower bounds ------------------------------------------------------------------------------------------------
 
     def relax(self, program: CutProgram) -> Answer:
@@ -145,7 +162,7 @@ class Search:
             stopped=stopped,
             progress=progress,
             found=points.append,
-            beside=self.improve if len(self.cuts) > 1 else None,
+            beside=self.improve_beside if len(self.cuts) > 1 else None,
         )
         self.solves += 1
         bound = self.proven(program, answer.bound)
@@ -171,8 +188,10 @@ class Search:
         first = np.zeros(len(ops), dtype=np.bool_)
         first[np.unique(ops, return_index=True)[1]] = True
         again = dict.fromkeys(ops[worst[~first[worst]]].tolist())
+        repeated = [i for i in again if i in self.watched and i not in self.closely][:WATCHED]
         fresh = [i for i in again if i not in self.watched][:WATCHED]
         self.watched += fresh
+        self.closely += repeated
         # the stage of a step is the first run that comes next
         steps = np.flatnonzero(first)
         stage = ops[steps[np.searchsorted(steps, worst)]].tolist()
@@ -180,7 +199,7 @@ class Search:
             if t is not None and t not in self.cuts and self.graph.arrays.mandatory[t]:
                 self.cuts.append(int(t))
                 return True
-        return bool(fresh)
+        return bool(fresh or repeated)
 
     def before(self, t: int) -> int | None:
         """The op that must run before ``t``, in the listed order."""

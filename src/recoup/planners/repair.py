@@ -19,6 +19,7 @@ from recoup.graph import Graph
 from recoup.judge import Instances, lifetimes, memory_curve
 from recoup.planners.extras import Runs
 
+AT_ONCE = 500  # one value is dropped at a time for every so many ops
 LOOK = 500  # what judging costs besides its steps, in steps
 
 
@@ -81,7 +82,7 @@ class Repairer:
     def _drop(self, runs: Runs, alive: Instances, peak: int, excess: int, noise: float) -> list[tuple[int, int]]:
         """The extra runs that make again, before their next use, the values best dropped at the peak.
 
-        Where many have to go, several go at once: half of the excess, before memory is looked at again.
+        One value at a time, for the next choice depends on the last; in large graphs a few, before looking again.
         """
         a = self.graph.arrays
         crossing = np.flatnonzero((alive.first < peak) & (alive.last > peak) & ~self.fixed[alive.value])
@@ -101,7 +102,7 @@ class Repairer:
         found.sort(key=lambda choice: choice[0])
         best: list[tuple[int, int]] = []
         freed = 0
-        for _, size, more in found:
+        for _, size, more in found[: max(1, self.n // AT_ONCE)]:
             best += more
             freed += size
             if freed >= excess // 2:
@@ -166,8 +167,8 @@ class Repairer:
             near = self.rng.choice(extra, min(count, len(extra)), replace=False)
         return runs.without(near)
 
-    def improve(self, runs: Runs, effort: int) -> Runs:
-        """Ruin and repair until ``effort`` steps have been judged, accepting a little worse at first; the best."""
+    def improve(self, runs: Runs, effort: float = math.inf) -> Runs:
+        """Ruin and repair until ``effort`` steps have been judged, accepting a little worse now and then; the best."""
         best = now = runs
         best_cost = now_cost = self.cost(runs)
         slack = 0.0005 * best_cost
@@ -178,8 +179,7 @@ class Repairer:
                 continue
             fixed = self.prune(fixed)
             cost = self.cost(fixed)
-            heat = slack * (1 - (self.work - began) / effort)
-            if cost <= now_cost + heat * self.rng.exponential():
+            if cost <= now_cost + slack * self.rng.exponential():
                 now, now_cost = fixed, cost
             if cost < best_cost:
                 best, best_cost = fixed, cost

@@ -35,12 +35,12 @@ class Gurobi:
         stopped: Callable[[], bool] = lambda: False,
         progress: Callable[[float, float], None] | None = None,
         found: Callable[[Floats], None] | None = None,
-        beside: Callable[[], None] | None = None,
+        beside: Callable[[Callable[[], bool]], None] | None = None,
     ) -> Answer:
         """Solve with Gurobi."""
         g = self.gurobi
         if beside is not None:
-            beside()
+            beside(lambda: False)
         with g.Env(empty=True) as environment:
             environment.setParam("OutputFlag", 0)
             environment.start()

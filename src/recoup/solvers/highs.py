@@ -41,7 +41,7 @@ class Highs:
         stopped: Callable[[], bool] = lambda: False,
         progress: Callable[[float, float], None] | None = None,
         found: Callable[[Floats], None] | None = None,
-        beside: Callable[[], None] | None = None,
+        beside: Callable[[Callable[[], bool]], None] | None = None,
     ) -> Answer:
         """Solve with HiGHS."""
         engine: Any = highspy.Highs()  # type: ignore[no-untyped-call]
@@ -67,7 +67,7 @@ class Highs:
         run = _Run(engine, time_limit, stopped, progress, found)
         run.start()
         if beside is not None:
-            beside()
+            beside(run.thread.is_alive)
         if not run.wait():
             return Answer("unknown" if run.x is None else "feasible", run.x, run.objective, run.bound)
         return _answer(engine, relax or not any(program.integer))

@@ -74,12 +74,12 @@ class Solver(Protocol):
         stopped: Callable[[], bool] = lambda: False,
         progress: Callable[[float, float], None] | None = None,
         found: Callable[[Floats], None] | None = None,
-        beside: Callable[[], None] | None = None,
+        beside: Callable[[Callable[[], bool]], None] | None = None,
     ) -> Answer:
         """Solve, or with ``relax`` the linear relaxation.
 
         ``gap`` is relative to the objective, ``start`` a feasible point to begin from. ``progress`` hears (bound, best
         objective) now and then, ``found`` each better point; both may be called from another thread. ``beside`` is
-        called once, by this thread, and runs while the solver does where that is possible.
+        called once, by this thread, with a function that says whether the solver is still running.
         """
         ...

@@ -45,7 +45,7 @@ class BatchSize:
 def max_batch(
     graph: Graph,
     budget: Budget,
-    method: str = "checkmate",
+    method: str = "auto",
     *,
     max_extra: float | None = 1.0,
     time_limit: float | None = 60.0,
@@ -66,7 +66,9 @@ def max_batch(
     check_arguments(time_limit, seed)
     if not any(v.scales and v.bytes for v in graph.values) and not graph.resident_scaling_bytes:
         raise GraphError("nothing in this graph scales with the batch")
-    search = _Search(graph, room, method, _cost_limit(graph, max_extra), Clock(time_limit), seed, solver)
+    search = _Search(
+        graph, room, registry.get(method).name, _cost_limit(graph, max_extra), Clock(time_limit), seed, solver
+    )
     with search.clock.catching_ctrl_c():
         return search.run()
 

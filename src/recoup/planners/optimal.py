@@ -65,21 +65,27 @@ class Search:
             answer = self.relax(program)
             if answer.status == "infeasible":
                 return Finding(infeasible=True, message="the relaxation has no solution")
-            if answer.x is None or self.done():
+            if answer.x is None:
                 break
             realised = self.offer_point(program, answer.x)
-            if realised is None or not self.tighten(realised):
+            if realised is None or self.done() or not self.tighten(realised):
                 break
+        if self.too_dear():
+            return Finding(infeasible=True, message="every schedule that fits costs more than allowed")
         self.improve(3 * EFFORT)
         return Finding(self.bound)
 
     def done(self) -> bool:
-        """Whether to stop: proven optimal, close enough after a few solves, or out of time."""
-        if self.task.clock.stopped():
+        """Whether to stop: proven optimal, close enough after a few solves, too dear, or out of time."""
+        if self.task.clock.stopped() or self.too_dear():
             return True
         quick = self.solves < ALWAYS and len(self.graph.ops) <= SMALL
         gap = 0.0 if quick else self.task.gap
         return self.task.best is not None and self.distance() <= max(gap, 1e-9)
+
+    def too_dear(self) -> bool:
+        """Whether equation (10) is out of reach."""
+        return self.task.cost_limit is not None and self.bound > self.task.cost_limit
 
     def distance(self) -> float:
         """The gap."""

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recoup import Graph, GraphBuilder, Implementation, Schedule, simulate, solve
+from recoup import Graph, GraphBuilder, Implementation, Schedule, ScheduleError, simulate, solve
 from recoup.generators import NETWORKS, chain, random_training, residual, unet_like
 from recoup.planners.cuts import CutProgram
 from recoup.planners.floor import memory_floor
@@ -67,6 +67,30 @@ def test_the_relaxation_never_exceeds_brute_force_whatever_the_cuts(data):
     assert answer.status == "infeasible" or answer.bound * program.time_unit <= best * (1 + 1e-6) + 1e-6
     if answer.status == "infeasible":
         assert math.isinf(best)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_choosing_jointly_is_never_worse_than_choosing_after(data):
+    graph = data.draw(graphs(choices=True))
+    budget = budgets(data.draw, graph)
+    first = solve(graph.without_choices(), budget, gap=0, time_limit=None)
+    joint = solve(graph, budget, gap=0, time_limit=None)
+    if first.schedule is None:
+        return
+    steps = first.schedule.steps()
+    after = simulate(graph, steps).cost
+    for position, name in enumerate(steps):
+        for impl in graph.ops[graph.op_index[name if isinstance(name, str) else name[0]]].implementations[1:]:
+            changed = [*steps[:position], (name, impl.name), *steps[position + 1 :]]
+            try:
+                judged = simulate(graph, changed)
+            except ScheduleError:
+                continue
+            if judged.peak_bytes <= budget and judged.cost < after:
+                steps, after = changed, judged.cost
+                break
+    assert joint.cost <= after
 
 
 @pytest.mark.parametrize("layers", range(1, 9))

@@ -157,6 +157,13 @@ class Graph:
             resident_scaling_bytes=self.resident_scaling_bytes + extra,
         )
 
+    def without_choices(self) -> Graph:
+        """The same step with first implementations only and no optional ops: what is planned when nobody chooses."""
+        from dataclasses import replace
+
+        ops = (replace(op, implementations=op.implementations[:1]) for op in self.ops if not op.optional)
+        return replace(self, ops=tuple(ops))
+
     def to_json(self) -> str:
         """The graph as ``recoup-graph`` JSON. The same graph always gives the same bytes."""
         from recoup.graph_json import dump

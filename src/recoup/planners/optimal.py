@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -97,6 +98,8 @@ class Search:
     def start(self, plain: Simulation) -> None:
         """A first schedule: the plain one or the one given, repaired, or the cheapest baseline that fits."""
         self.offer_repaired(Runs.of(plain.schedule))
+        if len(self.graph.arrays.times) > int(self.graph.arrays.mandatory.sum()):
+            self.choose_after()
         if self.task.start is not None:
             self.task.offer(self.task.start)
             self.offer_repaired(Runs.of(self.task.start))
@@ -104,6 +107,16 @@ class Search:
             registry.offer_candidates(self.task, *FALLBACKS)
             if self.task.best is not None:
                 self.offer_repaired(Runs.of(self.task.best.schedule))
+
+    def choose_after(self) -> None:
+        """Plan with the first implementations, then choose: what choosing jointly is never worse than."""
+        clock = self.task.clock.share(3)
+        first = replace(self.task, graph=self.graph.without_choices(), clock=clock, best=None, bound=None, start=None)
+        Search(first).run()
+        if first.best is not None:
+            schedule = Schedule.of(self.graph, first.best.schedule.steps())
+            self.task.offer(schedule)
+            self.task.offer(self.repairer.choose(Runs.of(schedule)).schedule())
 
     def offer_repaired(self, runs: Runs) -> None:
         """Repair a schedule, drop what it does not need, and offer it."""

@@ -41,7 +41,7 @@ class Repairer:
         self.touches = [set(self.reads[k]) | set(a.outputs[k].tolist()) for k in range(len(a.times))]
         self.maker = {d: k for k in range(len(a.times) - 1, -1, -1) for d in a.outputs[k].tolist()}
         self.times = np.array(a.times, dtype=np.float64)
-        self.fixed = a.required | a.once[np.maximum(a.producer, 0)]
+        self.fixed = a.required | ((a.producer >= 0) & np.append(a.once, False)[a.producer])
 
     def cost(self, runs: Runs) -> float:
         """The cost of the runs."""
@@ -148,6 +148,20 @@ class Repairer:
             elif len(block) > 1:
                 half = len(block) // 2
                 blocks += [block[half:], block[:half]]
+        return runs
+
+    def choose(self, runs: Runs) -> Runs:
+        """Take a faster implementation wherever that still fits."""
+        first = self.graph.arrays.first_kernel
+        for position, k in enumerate(runs.kernel.tolist()):
+            i = int(self.graph.arrays.op[k])
+            faster = [other for other in range(int(first[i]), int(first[i + 1])) if self.times[other] < self.times[k]]
+            for other in sorted(faster, key=lambda kernel: self.times[kernel]):
+                kernels = runs.kernel.copy()
+                kernels[position] = other
+                if self.fits(Runs(self.graph, runs.number, kernels)):
+                    runs = Runs(self.graph, runs.number, kernels)
+                    break
         return runs
 
     def ruin(self, runs: Runs) -> Runs:

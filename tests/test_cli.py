@@ -172,3 +172,13 @@ def test_graph_files_survive_the_round_trip(tmp_path):
     path = tmp_path / "x.json"
     chain(3).save(path)
     assert Graph.load(path) == chain(3)
+
+
+def test_every_public_name_loads():
+    import recoup as package
+
+    assert sorted(package._MODULE) == sorted(package.__all__)
+    for name in package.__all__:
+        assert getattr(package, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'magic'"):
+        package.magic  # noqa: B018

@@ -34,6 +34,7 @@ class Progress:
     seconds: float
     bound: float | None
     incumbent: float | None
+    cuts: int | None = None  # moments at which the default planner looks at memory
 
 
 @dataclass
@@ -102,6 +103,7 @@ class Task:
     best: Simulation | None = None
     least_peak: int | None = None  # of all schedules offered, within budget or not
     bound: float | None = None
+    cuts: int | None = None
 
     def offer(self, schedule: Schedule) -> Simulation:
         """Judge a schedule and keep it if it is within budget and the best so far."""
@@ -130,7 +132,7 @@ class Task:
             self.bound = bound
         if self.listener is not None:
             cost = None if self.best is None else self.best.cost
-            self.listener(Progress(self.method, self.clock.seconds(), self.bound, cost))
+            self.listener(Progress(self.method, self.clock.seconds(), self.bound, cost, self.cuts))
 
     def _rank(self, judged: Simulation) -> tuple[float, float]:
         rank = (judged.cost, judged.peak_bytes)

@@ -114,6 +114,7 @@ def _live_line(hidden: bool) -> Iterator[Callable[[Progress], None] | None]:
                 gap = max(0.0, 1 - state.bound / state.incumbent)
             line = f"{state.method}: {state.seconds:.0f} s   best {number(state.incumbent)}"
             line += f"   bound {number(state.bound)}   gap {percent(gap)}"
+            line += f"   cuts {state.cuts}" if state.cuts is not None else ""
             with lock:
                 status.update(line)
 

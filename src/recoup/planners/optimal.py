@@ -161,7 +161,7 @@ class Search:
 
     def relax(self, program: CutProgram) -> Answer:
         """Solve the relaxation, with local search beside it once the first solve was not enough."""
-        best = self.task.best
+        best, self.task.cuts = self.task.best, len(self.cuts)
         goal = math.inf if best is None else best.cost * (1 - self.task.gap)
         points: list[Floats] = []
 

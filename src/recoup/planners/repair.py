@@ -19,7 +19,7 @@ from recoup.graph import Graph
 from recoup.judge import Instances, lifetimes, memory_curve
 from recoup.planners.extras import Runs
 
-AT_ONCE = 500  # one value is dropped at a time for every so many ops
+AT_ONCE = 500  # ops from which on several values are dropped at a time, with the square of their number
 LOOK = 500  # what judging costs besides its steps, in steps
 
 
@@ -102,7 +102,7 @@ class Repairer:
         found.sort(key=lambda choice: choice[0])
         best: list[tuple[int, int]] = []
         freed = 0
-        for _, size, more in found[: max(1, self.n // AT_ONCE)]:
+        for _, size, more in found[: max(1, int((self.n / AT_ONCE) ** 2))]:
             best += more
             freed += size
             if freed >= excess // 2:

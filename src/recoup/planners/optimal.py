@@ -119,9 +119,10 @@ class Search:
             self.task.offer(self.repairer.choose(Runs.of(schedule)).schedule())
 
     def offer_repaired(self, runs: Runs) -> None:
-        """Repair a schedule, drop what it does not need, and offer it."""
+        """Repair a schedule and offer it, then without what it does not need."""
         fixed = self.repairer.repair(runs)
         if fixed is not None:
+            self.task.offer(fixed.schedule())
             self.task.offer(self.repairer.prune(fixed).schedule())
 
     def offer_point(self, program: CutProgram, x: Floats) -> Simulation | None:

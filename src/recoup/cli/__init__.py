@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import threading
 
 import click
 
@@ -46,6 +47,12 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     try:
         cli()
+    except SystemExit as done:
+        if threading.active_count() == 1:
+            raise
+        sys.stdout.flush()  # a solver did not stop in time; do not wait for it
+        sys.stderr.flush()
+        os._exit(done.code if isinstance(done.code, int) else 0)
     except RecoupError as problem:
         click.echo(f"error: {problem}", err=True)
         sys.exit(2)

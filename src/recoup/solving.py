@@ -41,8 +41,8 @@ def solve(
     small enough (by default 0.5 % for ``optimal``, 0 for the rest), or with Ctrl-C, and returns the best schedule so
     far. The same seed gives the same answer unless time ran out.
 
-    ``reorder`` also looks for a better order of first runs, and takes half of the time for it; ``start`` is a schedule
-    to begin from, such as that of a similar budget.
+    ``reorder`` also looks for a better order of first runs, in what is left of the time; ``start`` is a schedule to
+    begin from, such as that of a similar budget.
 
     >>> from recoup.generators import chain
     >>> solve(chain(8), budget=4).cost
@@ -54,7 +54,7 @@ def solve(
     base = simulate(graph, Schedule.default(graph))
     limit = resolve_budget(budget, base.peak_bytes)
     clock = Clock(time_limit)
-    task = Task(graph, limit, chosen.name, clock.share(2) if reorder else clock, gap, seed, solver, progress, start)
+    task = Task(graph, limit, chosen.name, clock, gap, seed, solver, progress, start)
     with clock.catching_ctrl_c():
         finding = chosen.plan(task)
         solution = _solution(task, finding, base.cost, base.peak_bytes)
@@ -69,6 +69,8 @@ def solve(
 def _reordered(solution: Solution, task: Task) -> Solution:
     """The solution of another first-run order, if there is one that costs less."""
     for other in other_orders(task.graph):
+        if task.clock.stopped():
+            break
         moved = replace(task, graph=other)
         registry.get(task.method).plan(moved)
         if moved.best is None or (solution.cost is not None and moved.best.cost >= solution.cost):

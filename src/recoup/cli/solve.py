@@ -54,7 +54,7 @@ Ctrl-C stops the search and prints the best schedule so far.
 )  # fmt: skip
 @click.option("--seed", default=0, show_default=True, help="Same seed, same answer, unless the time limit cuts it off.")
 @click.option("--solver", default="highs", show_default=True, type=click.Choice(solvers.NAMES))
-@click.option("--reorder", is_flag=True, help="Also look for a better order of first runs, in half of the time.")
+@click.option("--reorder", is_flag=True, help="Also look for a better order of first runs, in the time that is left.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @click.option("-o", "--output", metavar="PLAN", help="Write the plan (graph, schedule, prediction) to this file.")
 def solve(

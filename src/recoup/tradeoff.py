@@ -46,9 +46,7 @@ def curve(
     if not limits:
         raise BudgetError("a curve needs at least one budget")
     names = [registry.get(method).name for method in methods]
-    workers = workers or len(
-        os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    )
+    workers = workers or _cores()
     jobs = [(name, part) for name in names for part in _runs(limits, workers)]
     found: dict[str, list[Solution]] = {name: [] for name in names}
     clock = Clock(None)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from recoup.builder import GraphBuilder
     from recoup.errors import (
         BudgetError,
+        CaptureError,
         GraphError,
         MethodError,
         PlanError,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from recoup.solution import Solution
     from recoup.solving import solve
     from recoup.task import Progress
+    from recoup.torch.optimizing import optimize, plan, plans
     from recoup.tradeoff import curve
 
 __version__ = "0.1.0"
@@ -36,6 +38,7 @@ _HOME = {
     "builder": ("GraphBuilder",),
     "errors": (
         "BudgetError",
+        "CaptureError",
         "GraphError",
         "MethodError",
         "PlanError",
@@ -50,6 +53,7 @@ _HOME = {
     "solution": ("Solution",),
     "solving": ("solve",),
     "task": ("Progress",),
+    "torch.optimizing": ("optimize", "plan", "plans"),
     "tradeoff": ("curve",),
 }
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
@@ -57,6 +61,7 @@ _MODULE = {name: module for module, names in _HOME.items() for name in names}
 __all__ = [
     "BatchSize",
     "BudgetError",
+    "CaptureError",
     "Graph",
     "GraphBuilder",
     "GraphError",
@@ -75,6 +80,9 @@ __all__ = [
     "Value",
     "curve",
     "max_batch",
+    "optimize",
+    "plan",
+    "plans",
     "simulate",
     "solve",
 ]

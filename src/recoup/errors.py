@@ -27,3 +27,7 @@ class SettingError(RecoupError, ValueError):
 
 class MethodError(RecoupError, ValueError):
     """No planner or solver has that name."""
+
+
+class CaptureError(RecoupError, RuntimeError):
+    """A model cannot be captured; the message says where capturing stopped."""

@@ -1,0 +1,197 @@
+"""The joint forward and backward graph of a step, read as ops over storages.
+
+A *value* is a storage. Views, ``detach`` and ``getitem`` make no storage: they are folded into the value they look at
+and made again from it wherever they are needed. What is left are the ops, each with the values it reads and writes.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import fx
+
+from recoup.graph import Phase
+from recoup.torch.internals import is_once, is_random, mutated_inputs, output_node, storage_key
+
+ARRIVAL = "tangents"  # the id of the op that stands for "the gradient of the outputs is there"
+BATCH_NORMS = {  # the training-mode batch norms, and where their new running statistics are among what they return
+    torch.ops.aten._native_batch_norm_legit_functional.default: (3, 4),
+    torch.ops.aten._batch_norm_with_update_functional.default: (4, 5),
+}
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A storage that the step makes or is given: a name, its bytes, and on which device."""
+
+    id: str
+    bytes: int
+    device: torch.device
+
+
+@dataclass(frozen=True, eq=False)
+class JointOp:
+    """One op: its node, the storages it reads and writes, and what it may not do."""
+
+    id: str
+    node: fx.Node
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    phase: Phase
+    once: bool
+    random: bool
+    when_again: Mapping[fx.Node, fx.Node]
+    """What a later run reads instead: a batch norm's old running statistics are gone, and do not matter."""
+
+
+@dataclass(frozen=True, eq=False)
+class Joint:
+    """Ops in the program's order, forward first, and the storages they read and write, by number."""
+
+    module: fx.GraphModule
+    num_forward_outputs: int
+    storages: list[Storage] = field(default_factory=list)
+    ops: list[JointOp] = field(default_factory=list)
+    storage_of: dict[fx.Node, int] = field(default_factory=dict)
+    """The storage of each node that is a tensor, or looks at one."""
+    maker: dict[fx.Node, JointOp] = field(default_factory=dict)
+    """The op behind each node that holds something an op returned, and is not a view of it."""
+
+    @cached_property
+    def outputs(self) -> tuple[list[Any], list[Any]]:
+        """The nodes (or None) that the forward returns, and those that the backward returns."""
+        flat = list(output_node(self.module.graph).args[0])  # type: ignore[arg-type]
+        return flat[: self.num_forward_outputs], flat[self.num_forward_outputs :]
+
+    @cached_property
+    def inputs(self) -> tuple[list[fx.Node], list[fx.Node]]:
+        """The forward's inputs, and the gradients of its outputs that the backward is given."""
+        given = list(self.module.graph.find_nodes(op="placeholder"))
+        return (
+            [node for node in given if not node.name.startswith("tangents")],
+            [node for node in given if node.name.startswith("tangents")],
+        )
+
+    @cached_property
+    def stays(self) -> set[int]:
+        """The storages that must be there at the end: what forward and backward return."""
+        returned = [node for half in self.outputs for node in half if isinstance(node, fx.Node)]
+        return {self.storage_of[node] for node in returned if node in self.storage_of}
+
+    def roots(self, node: fx.Node) -> Iterator[fx.Node]:
+        """The nodes a node is made from, seen through views: op results, inputs, constants."""
+        if node in self.maker or node.op != "call_function":
+            yield node
+        else:
+            for other in node.all_input_nodes:
+                yield from self.roots(other)
+
+
+def read_joint(module: fx.GraphModule, num_forward_outputs: int) -> Joint:
+    """Read what AOTAutograd traced. Nodes that no output needs are left out, unless they draw random numbers."""
+    joint = Joint(module, num_forward_outputs)
+    nodes = [node for node in module.graph.nodes if node.op != "output"]
+    given = [node for node in nodes if node.op != "call_function"]
+    from_tangents = _readers(joint.inputs[1], nodes)
+    draws = [node for node in nodes if is_random(node) and node not in from_tangents]
+    in_forward = _needed([*joint.outputs[0], *draws]) - set(given)
+    in_backward = _needed(joint.outputs[1]) - in_forward - set(given)
+    overwritten = {joint.inputs[0][index] for index in mutated_inputs(module)}
+    reader = _Reader(joint, overwritten)
+    for node in given:
+        reader.add(node, "forward")
+    for node in nodes:
+        if node in in_forward:
+            reader.add(node, "forward")
+    for node in nodes:
+        if node in in_backward:
+            reader.add(node, "backward")
+    return joint
+
+
+@dataclass
+class _Reader:
+    """Adds nodes to a joint graph one by one."""
+
+    joint: Joint
+    overwritten: set[fx.Node]
+    numbers: dict[int, int] = field(default_factory=dict)
+
+    def add(self, node: fx.Node, phase: Phase) -> None:
+        """An input, something an op returned, a view of something, or an op."""
+        joint, tensors = self.joint, list(_tensors(node.meta.get("val")))
+        before = len(joint.storages)
+        for position, tensor in enumerate(tensors):
+            key = storage_key(tensor)
+            if key not in self.numbers:
+                self.numbers[key] = len(joint.storages)
+                name = node.name if len(tensors) == 1 else f"{node.name}.{position}"
+                joint.storages.append(Storage(name, tensor.untyped_storage().nbytes(), tensor.device))
+        if tensors:
+            joint.storage_of[node] = self.numbers[storage_key(tensors[0])]
+        source = node.args[0] if node.target is operator.getitem else None
+        if isinstance(source, fx.Node) and source in joint.maker:
+            joint.maker[node] = joint.maker[source]
+        elif node.op == "call_function" and (len(joint.storages) > before or not tensors):
+            self._add_op(node, phase, tuple(range(before, len(joint.storages))))
+
+    def _add_op(self, node: fx.Node, phase: Phase, writes: tuple[int, ...]) -> None:
+        joint = self.joint
+        when_again = _running_statistics(node)
+        roots = {root for other in node.all_input_nodes for root in joint.roots(other)}
+        reads = {joint.storage_of[other] for other in node.all_input_nodes if other in joint.storage_of}
+        op = JointOp(
+            id=node.name,
+            node=node,
+            reads=tuple(sorted(reads)),
+            writes=writes,
+            phase=phase,
+            once=is_once(node) or bool((roots & self.overwritten) - set(when_again)),
+            random=is_random(node),
+            when_again=when_again,
+        )
+        joint.ops.append(op)
+        joint.maker[node] = op
+
+
+def _running_statistics(node: fx.Node) -> dict[fx.Node, fx.Node]:
+    """Old to new running statistics. A training-mode batch norm returns new ones; nothing else depends on the old."""
+    places = BATCH_NORMS.get(node.target)  # type: ignore[arg-type]
+    if places is None or (places == (3, 4) and node.args[5] is not True):
+        return {}
+    new = {user.args[1]: user for user in node.users if user.target is operator.getitem}
+    return {old: new[place] for old, place in zip(node.args[3:5], places, strict=True) if place in new}  # type: ignore[misc]
+
+
+def _needed(outputs: Iterable[Any]) -> set[fx.Node]:
+    """Every node that these outputs are computed from."""
+    needed: set[fx.Node] = set()
+    stack = [node for node in outputs if isinstance(node, fx.Node)]
+    while stack:
+        node = stack.pop()
+        if node not in needed:
+            needed.add(node)
+            stack.extend(node.all_input_nodes)
+    return needed
+
+
+def _readers(sources: Iterable[fx.Node], nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """Every node that is computed from these."""
+    found = set(sources)
+    for node in nodes:
+        if not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _tensors(value: object) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)

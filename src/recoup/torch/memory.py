@@ -1,0 +1,97 @@
+"""What the device's allocator counts: how sizes are rounded, what is resident, and how high a step peaked."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from recoup.errors import BudgetError
+from recoup.torch.internals import is_fake
+
+BLOCK = 512  # CUDA's allocator hands out multiples of this
+MIB = 2**20
+AUTO_MARGIN = 0.05  # of what is free that budget="auto" leaves: fragmentation, and what other libraries take
+
+
+def allocated_size(size: int, device: torch.device) -> int:
+    """Bytes that a storage of ``size`` bytes counts for in ``torch.cuda.memory_allocated``, or on CPU its own.
+
+    CUDA rounds to 512 bytes. Without expandable segments a large block comes from a segment of whole 2 MiB pieces, and a
+    rest of up to 1 MiB stays with the block.
+    """
+    if device.type != "cuda" or size == 0:
+        return size
+    rounded = -(-size // BLOCK) * BLOCK
+    if rounded <= MIB or expandable_segments():
+        return rounded
+    whole = -(-rounded // (2 * MIB)) * 2 * MIB
+    return whole if whole - rounded <= MIB else rounded
+
+
+def expandable_segments() -> bool:
+    """Whether the allocator grows its segments in place, and so keeps no rest with a block."""
+    settings = os.environ.get("PYTORCH_ALLOC_CONF", "") + "," + os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+    return "expandable_segments:true" in settings.lower().replace(" ", "")
+
+
+def resident_bytes(device: torch.device) -> int:
+    """Bytes allocated on the device now: by the allocator's count on CUDA, by live storages on CPU."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    return live_bytes(_live_tensors(), device)
+
+
+def live_bytes(tensors: Iterable[torch.Tensor], device: torch.device) -> int:
+    """Bytes of the storages behind these tensors that are on the device, each counted once."""
+    storages: dict[int, int] = {}
+    for tensor in tensors:
+        if tensor.device.type == device.type and tensor.layout == torch.strided:
+            storage = tensor.untyped_storage()
+            storages[storage.data_ptr()] = allocated_size(storage.nbytes(), device)
+    return sum(storages.values())
+
+
+def _live_tensors() -> Iterable[torch.Tensor]:
+    for thing in gc.get_objects():
+        if issubclass(type(thing), torch.Tensor) and not is_fake(thing):
+            yield thing
+            if thing.is_leaf and thing.grad is not None:
+                yield thing.grad
+
+
+def automatic_budget(device: torch.device) -> int:
+    """What is allocated now and what is free on the device, less a margin of 5 % of the free part."""
+    if device.type != "cuda":
+        raise BudgetError(f"budget='auto' asks the device what is free; on {device.type} give bytes or a fraction")
+    free, _total = torch.cuda.mem_get_info(device)
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.memory_allocated(device) + int((free + cached) * (1 - AUTO_MARGIN))
+
+
+def measure_peak(function: Callable[[], Any], device: torch.device) -> int:
+    """The most bytes allocated on the device while ``function`` runs, what was there before included."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        function()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device)
+    gc.collect()
+    before = resident_bytes(device)
+    return before + max(allocation_curve(function), default=0)
+
+
+def allocation_curve(function: Callable[[], Any]) -> list[int]:
+    """Bytes held on CPU after each allocation and release during ``function``, from PyTorch's own profiler."""
+    with torch.autograd.profiler.profile(profile_memory=True) as recorded:
+        function()
+    events = [event for event in recorded.kineto_results.events() if event.name() == "[memory]"]
+    held, curve = 0, []
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        curve.append(held)
+    return curve

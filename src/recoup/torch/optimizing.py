@@ -1,0 +1,145 @@
+"""``recoup.optimize`` and ``recoup.plan``: the doors to everything in this package."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+import torch
+from torch import fx, nn
+
+from recoup.errors import CaptureError
+from recoup.planfile import Plan
+from recoup.torch.internals import compile_dynamo
+from recoup.torch.part import Part, Planned
+from recoup.torch.session import Session
+from recoup.torch.settings import Mode, Settings, given_plan
+from recoup.torch.store import Where
+from recoup.units import Budget
+
+Target = TypeVar("Target", bound=Callable[..., Any])
+
+_SESSION = "_recoup_session"
+
+
+@overload
+def optimize(target: Target, /, budget: Budget = None, **options: Any) -> Target: ...
+@overload
+def optimize(target: None = None, /, budget: Budget = None, **options: Any) -> Callable[[Target], Target]: ...
+
+
+def optimize(
+    target: Any = None,
+    /,
+    budget: Budget = None,
+    *,
+    compile: Mode | None = None,
+    planner: str = "auto",
+    time_limit: float | None = 30.0,
+    gap: float | None = None,
+    cache: Where = True,
+    verbose: bool | None = None,
+    reserve: int | str = 0,
+    plan: Plan | str | Path | None = None,
+) -> Any:
+    """Make a model, or a function that returns a loss, train inside ``budget`` bytes of its device's memory.
+
+    A module is optimized in place and returned: same class, parameters, buffers, hooks and ``state_dict`` keys. A
+    function is wrapped; with the loss inside, the loss is planned too. Without a target this is a decorator::
+
+        model = recoup.optimize(model, budget="6GiB")
+
+        @recoup.optimize(budget=0.5)
+        def loss(x, y):
+            return F.cross_entropy(model(x), y)
+
+    The budget counts everything that PyTorch has allocated on the device at the step's peak: parameters, gradients,
+    optimizer state, inputs and what the step makes. It is bytes (``"6GiB"``, an integer), a fraction of the plain step's
+    peak (``0.5``), or ``"auto"``: what is free on the device, less 5 %. When more is resident than was planned for, the
+    step is planned again; ``reserve`` leaves room ahead of time. Calls without gradients run as before.
+
+    ``compile`` is ``"inductor"`` (the default on CUDA) or ``"eager"``; ``planner``, ``time_limit`` and ``gap`` are those
+    of :func:`recoup.solve`; ``cache`` is a folder, True or False; ``plan`` is one made by :func:`recoup.plan`, or its
+    file. ``verbose`` shows progress; by default on a terminal.
+    """
+    ready = given_plan(plan)
+    if ready is not None and budget is None:
+        budget = ready.budget_bytes if ready.budget_bytes is not None else ready.peak_bytes
+    settings = Settings(budget, compile, planner, time_limit, gap, cache, verbose, reserve, ready)
+    if target is None:
+        return lambda function: _optimized(function, settings)
+    return _optimized(target, settings)
+
+
+def _optimized(target: Any, settings: Settings) -> Any:
+    session = Session(settings)
+    if isinstance(target, nn.Module):
+        target._compiled_call_impl = _planned(target._call_impl, session)
+        return target
+    if not callable(target):
+        raise CaptureError(f"{type(target).__name__} is neither a module nor a function")
+    return functools.wraps(target)(_planned(target, session))
+
+
+def _planned(function: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    """``function`` through Dynamo, with every captured part planned; as it is where no gradient is wanted."""
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    compiled = compile_dynamo(step, functools.partial(_backend, session))
+
+    def planned(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return function(*args, **kwargs)
+        session.begin()
+        result = compiled(*args, **kwargs)
+        if session.calls == 0:
+            raise CaptureError(
+                "torch.compile captured nothing of this step, so it ran unplanned; "
+                "torch.compile(..., fullgraph=True) says where capturing stops"
+            )
+        return result
+
+    setattr(planned, _SESSION, session)
+    return planned
+
+
+def _backend(session: Session, module: fx.GraphModule, _inputs: Any) -> Callable[..., Any]:
+    part = Part(session, module)
+    session.parts.append(part)
+    return part
+
+
+def plans(target: Any) -> list[Plan]:
+    """The plans that an optimized model or function uses now, one for each part that has run."""
+    call = target._compiled_call_impl if isinstance(target, nn.Module) else target
+    session = getattr(call, _SESSION, None)
+    if session is None:
+        raise CaptureError("this was not optimized by recoup")
+    return [part.current.plan for part in session.parts if part.current is not None and part.current.plan is not None]
+
+
+def plan(target: Callable[..., Any], inputs: Any, budget: Budget, **options: Any) -> Plan:
+    """Plan one step of a model or function on ``inputs``: a tensor, a tuple of arguments, or a dict of keyword ones.
+
+    Nothing of the step is run. Save the result with :meth:`recoup.Plan.save` and use it with
+    ``recoup.optimize(model, plan=...)``. The options are those of :func:`recoup.optimize`.
+    """
+    session = Session(Settings(budget, **options), only_plan=True)
+    function = target._call_impl if isinstance(target, nn.Module) else target
+    args, kwargs = arguments(inputs)
+    try:
+        _planned(function, session)(*args, **kwargs)
+    except Planned as done:
+        return done.plan
+    raise CaptureError("nothing in this step needs a gradient, so there is nothing to plan")
+
+
+def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments from what a user calls a model's inputs."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (tuple(inputs), {}) if isinstance(inputs, tuple | list) else ((inputs,), {})

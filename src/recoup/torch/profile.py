@@ -1,0 +1,146 @@
+"""Measure each distinct op of a step once, alone, on the device it runs on."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._pytree import tree_map
+
+from recoup.torch.costs import Cost, signature, tensors_of
+from recoup.torch.estimate import Rates, estimate
+from recoup.torch.internals import real_tensors
+from recoup.torch.memory import allocation_curve, resident_bytes
+from recoup.torch.store import Store
+
+WARM_UP = 2  # runs that are not timed: a convolution tries its algorithms in the first, its workspace is that of all
+REPEATS = 5
+SECONDS = 0.02  # spent timing one op, beyond its first repeat
+
+Listener = Callable[[int, int], None]
+
+
+def profile(
+    nodes: Iterable[fx.Node], device: torch.device, store: Store, rates: Callable[[], Rates], listen: Listener | None
+) -> dict[str, Cost]:
+    """The cost of every signature among the nodes, from the store or measured now; estimated where it cannot run."""
+    distinct = {signature(node): node for node in nodes}
+    costs = {key: found for key in distinct if (found := store.cost(key)) is not None}
+    missing = [(key, node) for key, node in distinct.items() if key not in costs]
+    with real_tensors(device):
+        for count, (key, node) in enumerate(missing):
+            if listen is not None:
+                listen(count, len(missing))
+            costs[key] = _measure(node, device) or estimate(node, rates())
+            store.remember(key, costs[key])
+    if listen is not None and missing:
+        listen(len(missing), len(missing))
+    store.save()
+    return costs
+
+
+def _measure(node: fx.Node, device: torch.device) -> Cost | None:
+    """None if the op does not run on made-up inputs."""
+    try:
+        args, kwargs = tree_map(lambda arg: _real(arg, node), (node.args, dict(node.kwargs)))
+
+        def run() -> Any:
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+
+        for _ in range(WARM_UP):
+            run()
+        return _measure_cuda(run, device, args, kwargs) if device.type == "cuda" else _measure_cpu(run, args, kwargs)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AttributeError):
+        return None
+
+
+def _measure_cpu(run: Callable[[], Any], *given: Any) -> Cost:
+    kept: list[Any] = []
+    curve = allocation_curve(lambda: kept.append(run()))
+    outputs = _new_storages(kept[0], given)
+    kept.clear()
+    times = [_elapsed(run)]
+    while len(times) < REPEATS and sum(times) < SECONDS:
+        times.append(_elapsed(run))
+    return Cost(statistics.median(times), max(0, max(curve, default=0) - sum(outputs)), outputs)
+
+
+def _elapsed(run: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def _measure_cuda(run: Callable[[], Any], device: torch.device, *given: Any) -> Cost:
+    """Events around as many launches as fill a few milliseconds, so that the launch itself is hidden as in a step."""
+    before = resident_bytes(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    result = run()
+    outputs = _new_storages(result, given)
+    workspace = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
+    taken = torch.cuda.memory_allocated(device) - before
+    del result
+    once = _events(run, device, 1)
+    launches = int(max(1, min(50, 0.002 / max(once, 1e-6))))
+    times = [_events(run, device, launches) for _ in range(3 if launches > 1 else REPEATS)]
+    return Cost(statistics.median(times), workspace, outputs if sum(outputs) else (taken,))
+
+
+def _events(run: Callable[[], Any], device: torch.device, launches: int) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize(device)
+    start.record()
+    for _ in range(launches):
+        run()
+    end.record()
+    torch.cuda.synchronize(device)
+    return start.elapsed_time(end) / 1000 / launches
+
+
+def _new_storages(result: Any, given: Any) -> tuple[int, ...]:
+    """Bytes of each storage that was returned and not given."""
+    known = {tensor.untyped_storage().data_ptr() for tensor in tensors_of(given)}
+    sizes: dict[int, int] = {}
+    for tensor in tensors_of(result):
+        storage = tensor.untyped_storage()
+        if storage.nbytes() == 0 or storage.data_ptr() not in known:
+            sizes[storage.data_ptr() if storage.nbytes() else -len(sizes) - 1] = storage.nbytes()
+    return tuple(sizes.values())
+
+
+def _real(argument: Any, node: fx.Node) -> Any:
+    """A tensor like the traced one, with numbers in it that every op can take."""
+    if not isinstance(argument, fx.Node):
+        return argument
+    like = argument.meta["val"]
+    if not isinstance(like, torch.Tensor):
+        return like
+    elements = like.untyped_storage().nbytes() // like.element_size()
+    flat = torch.empty(elements, dtype=like.dtype, device=like.device)
+    if like.is_floating_point() or like.is_complex():
+        flat.normal_()
+    elif like.dtype == torch.bool:
+        flat.bernoulli_(0.5)
+    else:
+        flat.random_(0, _largest_index(node))
+    return flat.as_strided(like.shape, like.stride(), like.storage_offset())
+
+
+def _largest_index(node: fx.Node) -> int:
+    """A bound for made-up integers, so that those which are indices are valid ones."""
+    name = str(node.target)
+    first = node.args[0].meta.get("val") if node.args and isinstance(node.args[0], fx.Node) else None
+    if "embedding_dense_backward" in name:
+        return int(node.args[2])  # type: ignore[call-overload]
+    if "embedding" in name and isinstance(first, torch.Tensor):
+        return first.shape[0]
+    if "nll_loss" in name and isinstance(first, torch.Tensor):
+        shapes = [other.meta["val"].shape for other in node.all_input_nodes if "val" in other.meta]
+        return max(1, min((shape[1] if len(shape) > 1 else shape[0]) for shape in shapes if len(shape) in (2, 4)) or 1)
+    return 1

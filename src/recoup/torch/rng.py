@@ -1,0 +1,44 @@
+"""Random ops replay: the first run notes the generator's state, every later run starts from it and puts it back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+CPU_STATE_BYTES = torch.get_rng_state().numel()
+
+
+def run_first(op: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[torch.Tensor, Any]:
+    """The generator's state, and what the op returns."""
+    state = _get(_device(args, kwargs))
+    return state, op(*args, **kwargs)
+
+
+def run_again(state: torch.Tensor, op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What the op returned when the generator was in ``state``; the generator is left as it was found."""
+    device = _device(args, kwargs)
+    now = _get(device)
+    _set(device, state)
+    try:
+        return op(*args, **kwargs)
+    finally:
+        _set(device, now)
+
+
+def _device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    if kwargs.get("device") is not None:
+        return torch.device(kwargs["device"])
+    return next((arg.device for arg in args if isinstance(arg, torch.Tensor)), torch.device("cpu"))
+
+
+def _get(device: torch.device) -> torch.Tensor:
+    return torch.get_rng_state() if device.type == "cpu" else torch.cuda.get_rng_state(device)
+
+
+def _set(device: torch.device, state: torch.Tensor) -> None:
+    if device.type == "cpu":
+        torch.set_rng_state(state)
+    else:
+        torch.cuda.set_rng_state(state, device)

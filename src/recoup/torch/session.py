@@ -1,0 +1,106 @@
+"""One optimized model: its settings, its device, its parts, and what is resident around them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from recoup.torch.memory import automatic_budget, live_bytes, resident_bytes
+from recoup.torch.settings import Mode, Settings
+from recoup.torch.store import Store
+from recoup.units import Budget
+
+if TYPE_CHECKING:
+    from recoup.torch.part import Part
+
+_optimizer_tensors: dict[int, int] = {}  # how many tensors each optimizer holds, to notice when that changes
+
+
+class RecoupWarning(UserWarning):
+    """Something a user should know: a graph break, an op that cannot be measured."""
+
+
+def _count_state(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    _optimizer_tensors[id(optimizer)] = sum(len(state) for state in optimizer.state.values())
+
+
+register_optimizer_step_post_hook(_count_state)
+
+
+@dataclass
+class Session:
+    """What the parts of one program share. A program without graph breaks has one part."""
+
+    settings: Settings
+    only_plan: bool = False
+    """Stop at the first plan, before anything runs."""
+    calls: int = 0
+    """How many captured parts were called since the user's function was."""
+    parts: list[Part] = field(default_factory=list)
+    ran: list[Part] = field(default_factory=list)
+    """The parts that ran forward in the current call, in order."""
+    _device: torch.device | None = None
+    _store: Store | None = None
+    _automatic: int | None = None
+    _scanned: tuple[object, int] | None = None
+
+    def begin(self) -> None:
+        """The user's function is being called."""
+        if len(self.ran) > 1:
+            self._share()
+        self.ran.clear()
+        self.calls = 0
+
+    def _share(self) -> None:
+        """After a call in several parts: leave to the later ones what they need of the plain step, in proportion."""
+        needs = [max(part.plain_need(), 1) for part in self.ran]
+        for index, part in enumerate(self.ran):
+            part.share_later = sum(needs[index + 1 :]) / sum(needs[index:])
+
+    def device(self, args: Sequence[Any]) -> torch.device:
+        """The device that holds most of the inputs' bytes."""
+        if self._device is None:
+            sizes: dict[torch.device, int] = {}
+            for arg in args:
+                if isinstance(arg, torch.Tensor):
+                    sizes[arg.device] = sizes.get(arg.device, 0) + arg.numel() * arg.element_size()
+            self._device = max(sizes, key=lambda device: sizes[device], default=torch.device("cpu"))
+        return self._device
+
+    def store(self, device: torch.device) -> Store:
+        """The measurements and plans for the device."""
+        if self._store is None or self._store.device != device:
+            self._store = Store.open(device, self.settings.cache)
+        return self._store
+
+    def budget(self, device: torch.device) -> Budget:
+        """The budget as given; what 'auto' means is asked once."""
+        if self.settings.budget != "auto":
+            return self.settings.budget
+        if self._automatic is None:
+            self._automatic = automatic_budget(device)
+        return self._automatic
+
+    def mode(self, device: torch.device) -> Mode:
+        """Compiled on CUDA, eager elsewhere, unless the user chose."""
+        return self.settings.compile or ("inductor" if device.type == "cuda" else "eager")
+
+    def resident(self, device: torch.device, args: Sequence[Any]) -> int:
+        """Bytes on the device now. On CPU live storages are searched for only when gradients or optimizer state,
+        the things that grow, have changed; what earlier parts keep for their backward is not seen there, but known."""
+        if device.type == "cuda":
+            return resident_bytes(device)
+        grads = [arg.grad for arg in args if isinstance(arg, torch.Tensor) and arg.is_leaf and arg.grad is not None]
+        token = (live_bytes(grads, device), tuple(_optimizer_tensors.values()), len(self.ran))
+        if self._scanned is None or self._scanned[0] != token:
+            self._scanned = (token, resident_bytes(device))
+        return self._scanned[1] + sum(part.kept_bytes for part in self.ran)
+
+    def note(self, text: str) -> None:
+        """Tell the user once."""
+        warnings.warn(text, RecoupWarning, stacklevel=2)

@@ -1,0 +1,53 @@
+"""What a user may ask of :func:`recoup.optimize`, checked before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from recoup.errors import BudgetError, SettingError
+from recoup.planfile import Plan
+from recoup.planners import registry
+from recoup.solving import check_arguments
+from recoup.torch.store import Where
+from recoup.units import Budget, parse_bytes, resolve_budget
+
+Mode = Literal["inductor", "eager"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of :func:`recoup.optimize`, as given there."""
+
+    budget: Budget
+    compile: Mode | None = None
+    planner: str = "auto"
+    time_limit: float | None = 30.0
+    gap: float | None = None
+    cache: Where = True
+    verbose: bool | None = None
+    reserve: int | str = 0
+    plan: Plan | None = None
+
+    def __post_init__(self) -> None:
+        if self.budget is None:
+            raise BudgetError("a budget is needed: bytes with a unit (6GiB), a fraction of the plain peak (0.4), or auto")
+        if self.budget != "auto":
+            resolve_budget(self.budget, 2**40)
+        if self.compile not in (None, "inductor", "eager"):
+            raise SettingError(f"compile={self.compile!r}: there are 'inductor' and 'eager'")
+        registry.get(self.planner)
+        check_arguments(self.time_limit, 0, self.gap or 0.0)
+        if self.reserve_bytes < 0:
+            raise SettingError(f"reserve={self.reserve!r}: give bytes, as in '500MiB'")
+
+    @property
+    def reserve_bytes(self) -> int:
+        """Bytes to leave for what will be resident later."""
+        return parse_bytes(self.reserve) if isinstance(self.reserve, str) else self.reserve
+
+
+def given_plan(plan: Plan | str | Path | None) -> Plan | None:
+    """A plan, or the one in a file."""
+    return Plan.load(plan) if isinstance(plan, str | Path) else plan

@@ -1,0 +1,155 @@
+"""A schedule becomes two fx graphs: the forward that runs until the gradient arrives, and the backward after it.
+
+Every run of an op is a node of its own, so fx's "free after last use" is the judge's rule. What crosses from forward to
+backward is what the schedule still reads after the gradient arrived; views are made again on the other side.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from recoup.torch.joint import ARRIVAL, Joint, JointOp
+from recoup.torch.rng import CPU_STATE_BYTES, run_again, run_first
+
+
+def split(joint: Joint, steps: Sequence[str]) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The forward and the backward that run ``steps`` (op ids, with :data:`ARRIVAL` where the backward begins)."""
+    ops = {op.id: op for op in joint.ops}
+    middle = steps.index(ARRIVAL)
+    before, after = [ops[step] for step in steps[:middle]], [ops[step] for step in steps[middle + 1 :]]
+    runs = Counter(steps)
+    replayed = {op.id for op in joint.ops if op.random and runs[op.id] > 1}
+    given, tangents = joint.inputs
+    done: set[str] = set()
+
+    forward = _Half(joint, fx.Graph(), replayed)
+    forward.take(given)
+    forward.run(before, done)
+    saved = _crossing(joint, after, done)
+    states = [op.id for op in dict.fromkeys(after) if op.id in replayed & done]
+
+    backward = _Half(joint, fx.Graph(), replayed)
+    backward.take(saved)
+    for name in states:
+        backward.states[name] = backward.graph.placeholder(f"{name}_rng")
+        backward.states[name].meta.update(forward.states[name].meta)
+    backward.take(tangents)
+    backward.run(after, done)
+
+    return (
+        forward.close([*joint.outputs[0], *saved], [forward.states[name] for name in states]),
+        backward.close(joint.outputs[1], []),
+    )
+
+
+def _crossing(joint: Joint, after: Sequence[JointOp], done: set[str]) -> list[fx.Node]:
+    """What the backward reads before, or without, making it itself, in the order in which it first does."""
+    made: set[str] = set()
+    crossing: dict[fx.Node, None] = {}
+
+    def read(nodes: Iterable[Any]) -> None:
+        for node in nodes:
+            for root in joint.roots(node) if isinstance(node, fx.Node) else ():
+                remade = root in joint.maker and joint.maker[root].id in made
+                if root in joint.maker and joint.storage_of.get(root) in joint.stays:
+                    remade = remade and joint.maker[root].id not in done
+                if root.op != "get_attr" and root not in joint.inputs[1] and not remade:
+                    crossing[root] = None
+
+    for op in after:
+        again = op.id in done or op.id in made
+        read(op.when_again.get(node, node) if again else node for node in op.node.all_input_nodes)
+        made.add(op.id)
+    read(joint.outputs[1])
+    return list(crossing)
+
+
+@dataclass
+class _Half:
+    """A graph under construction, and where in it the current value of each original node is."""
+
+    joint: Joint
+    graph: fx.Graph
+    replayed: set[str]
+    at: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    states: dict[str, fx.Node] = field(default_factory=dict)
+    views: dict[int, list[fx.Node]] = field(default_factory=dict)
+    """The views in ``at``, by the storage that they look at."""
+
+    def take(self, nodes: Sequence[fx.Node]) -> None:
+        """Inputs of this half."""
+        for node in nodes:
+            self.at[node] = self.graph.placeholder(node.name)
+            self.at[node].meta.update(node.meta)
+
+    def run(self, ops: Sequence[JointOp], done: set[str]) -> None:
+        """Run these ops in order; ``done`` ran before, and grows."""
+        for op in ops:
+            self._run(op, again=op.id in done)
+            done.add(op.id)
+
+    def close(self, outputs: Sequence[Any], states: Sequence[fx.Node]) -> fx.GraphModule:
+        """The finished module."""
+        self.graph.output((*(self._value(node) if isinstance(node, fx.Node) else node for node in outputs), *states))
+        for node in reversed(self.graph.nodes):
+            if node.target is operator.getitem and not node.users:
+                self.graph.erase_node(node)
+        return fx.GraphModule(self.joint.module, self.graph)
+
+    def _value(self, node: fx.Node) -> fx.Node:
+        """The current value of an original node; views and constants are made when they are first asked for."""
+        if node not in self.at:
+            self.at[node] = self.graph.node_copy(node, self._value)
+            self.views.setdefault(self.joint.storage_of.get(node, -1), []).append(node)
+        return self.at[node]
+
+    def _run(self, op: JointOp, again: bool) -> None:
+        def read(node: fx.Node) -> fx.Node:
+            return self._value(op.when_again.get(node, node) if again else node)
+
+        if op.id in self.replayed:
+            result = self._run_random(op, read)
+        else:
+            result = self.graph.node_copy(op.node, read)
+        parts = [user for user in op.node.users if user.target is operator.getitem and user in self.joint.maker]
+        keep = self.joint.stays if again else set()
+        self._forget_views(op, keep)
+        if self.joint.storage_of.get(op.node) not in keep or parts:
+            self.at[op.node] = result
+        for part in parts:
+            if self.joint.storage_of.get(part) not in keep:
+                self.at[part] = self.graph.node_copy(part, lambda _, result=result: result)
+
+    def _run_random(self, op: JointOp, read: Any) -> fx.Node:
+        """Through :mod:`recoup.torch.rng`, with the generator's state beside the result the first time."""
+        target, args, kwargs = op.node.target, fx.map_arg(op.node.args, read), fx.map_arg(op.node.kwargs, read)
+        if op.id in self.states:
+            result = self.graph.call_function(run_again, (self.states[op.id], target, *args), kwargs)
+        else:
+            both = self.graph.call_function(run_first, (target, *args), kwargs)
+            self.states[op.id] = self.graph.call_function(operator.getitem, (both, 0))
+            self.states[op.id].meta["val"] = _fake_state(op.node)
+            result = self.graph.call_function(operator.getitem, (both, 1))
+        result.meta.update(op.node.meta)
+        return result
+
+    def _forget_views(self, op: JointOp, keep: set[int]) -> None:
+        """Views of what this op made before look at the old value."""
+        for storage in set(op.writes) - keep:
+            for view in self.views.pop(storage, ()):
+                del self.at[view]
+
+
+def _fake_state(node: fx.Node) -> torch.Tensor:
+    """A description of a generator's state, for AOTAutograd, which wants one for everything that is saved."""
+    value = node.meta["val"]
+    tensor = value if isinstance(value, torch.Tensor) else value[0]
+    with tensor.fake_mode:
+        return torch.empty(CPU_STATE_BYTES if tensor.device.type == "cpu" else 16, dtype=torch.uint8, device="cpu")

@@ -1,0 +1,93 @@
+"""The planner's graph of a captured step: ops with their costs, storages with the bytes the allocator counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from recoup.builder import GraphBuilder
+from recoup.graph import Graph
+from recoup.torch.costs import Cost, signature, tensors_of
+from recoup.torch.joint import ARRIVAL, Joint, JointOp
+from recoup.torch.memory import allocated_size
+from recoup.torch.rng import CPU_STATE_BYTES
+
+LOSS_COPIES = 2  # a loss outside holds its own copy of what it reads, and a gradient of that, before ours arrives
+
+
+def step_graph(
+    joint: Joint, costs: Mapping[str, Cost], device: torch.device, resident: int, *, between: int = 0, name: str = ""
+) -> Graph:
+    """The graph of one step with ``resident`` bytes on the device when it begins.
+
+    ``between`` is what the rest of the program needs after this forward and before its backward; a loss outside is
+    always allowed for. The gradients that arrive are held by autograd until the backward returns.
+    """
+    if device.type == "cpu":
+        resident += CPU_STATE_BYTES * sum(op.random for op in joint.ops)
+    builder = GraphBuilder(name, time_unit="s", resident_bytes=resident)
+    sizes = _sizes(joint, costs, device)
+    made = {storage for op in joint.ops for storage in op.writes}
+    tangents = list(dict.fromkeys(joint.storage_of[node] for node in joint.inputs[1] if node in joint.storage_of))
+    for index, storage in enumerate(joint.storages):
+        builder.value(storage.id, sizes[index])
+
+    def ids(storages: Any) -> list[str]:
+        return [joint.storages[index].id for index in storages]
+
+    def add(op: JointOp) -> None:
+        cost = costs[signature(op.node)]
+        builder.op(
+            op.id,
+            inputs=ids(op.reads),
+            outputs=ids(op.writes),
+            time=cost.seconds,
+            workspace=cost.workspace,
+            name=str(op.node.target),
+            phase=op.phase,
+            once=op.once,
+            meta=_meta(op.node),
+        )
+
+    for op in joint.ops:
+        if op.phase == "forward":
+            add(op)
+    returned = {joint.storage_of[node] for node in joint.outputs[0] if node in joint.storage_of}
+    loss = LOSS_COPIES * sum(sizes[storage] for storage in tangents if sizes[storage] > 512)
+    builder.op(
+        ARRIVAL,
+        inputs=ids(sorted(returned & made)),
+        outputs=ids(tangents),
+        workspace=max(loss, between),
+        phase="backward",
+        once=True,
+    )
+    for op in joint.ops:
+        if op.phase == "backward":
+            add(op)
+    return builder.build(outputs=ids(sorted((joint.stays & made) | set(tangents))))
+
+
+def _sizes(joint: Joint, costs: Mapping[str, Cost], device: torch.device) -> list[int]:
+    """Bytes of each storage on the device: as measured where that was possible, else as traced."""
+    sizes = [storage.bytes if storage.device.type == device.type else 0 for storage in joint.storages]
+    for op in joint.ops:
+        measured = costs[signature(op.node)].outputs
+        if measured is not None and len(measured) == len(op.writes):
+            for storage, size in zip(op.writes, measured, strict=True):
+                sizes[storage] = max(sizes[storage], size) if sizes[storage] else 0
+    return [allocated_size(size, device) for size in sizes]
+
+
+def _meta(node: fx.Node) -> dict[str, Any]:
+    meta: dict[str, Any] = {"shapes": [list(tensor.shape) for tensor in tensors_of(node.meta.get("val"))]}
+    modules = node.meta.get("nn_module_stack")
+    if modules:
+        meta["module"] = str(list(modules.values())[-1][0])
+    return meta
+
+
+Partitioner = Callable[[fx.GraphModule, int], tuple[fx.GraphModule, fx.GraphModule]]

@@ -19,7 +19,9 @@ def difference(plan: Plan, graph: Graph, here: str) -> str | None:
         if (old.id, old.name) != (new.id, new.name):
             return f"where it has {old.id} ({old.name}), the step has {new.id} ({new.name})"
         if (old.meta or {}).get("shapes") != (new.meta or {}).get("shapes"):
-            return f"{old.id} makes shapes {(old.meta or {}).get('shapes')}, the step's {(new.meta or {}).get('shapes')}"
+            return (
+                f"{old.id} makes shapes {(old.meta or {}).get('shapes')}, the step's {(new.meta or {}).get('shapes')}"
+            )
         if (old.inputs, old.outputs) != (new.inputs, new.outputs):
             return f"{old.id} reads {list(old.inputs)}, the step's reads {list(new.inputs)}"
     sizes = {value.id: value.bytes for value in ours.values}

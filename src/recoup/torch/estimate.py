@@ -75,7 +75,9 @@ def _flops(node: fx.Node) -> float:
     formula = flop_registry.get(getattr(node.target, "overloadpacket", None))
     if formula is None:
         return 0.0
-    args, kwargs = tree_map(lambda arg: arg.meta.get("val") if isinstance(arg, fx.Node) else arg, (node.args, node.kwargs))
+    args, kwargs = tree_map(
+        lambda arg: arg.meta.get("val") if isinstance(arg, fx.Node) else arg, (node.args, node.kwargs)
+    )
     try:
         return float(formula(*args, **kwargs, out_val=node.meta.get("val")))
     except (TypeError, ValueError, AssertionError, IndexError, KeyError):

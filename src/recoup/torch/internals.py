@@ -5,20 +5,26 @@ Each function says which upstream behaviour it stands on; the tests run on the o
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any
 
 import torch
 from torch import fx
+from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import aot_module_simplified
-from torch._guards import TracingContext
+from torch._functorch.partitioners import get_default_op_list, min_cut_rematerialization_partition
+from torch._inductor import config as inductor_config
+from torch._inductor.compile_fx import compile_fx
+from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.graph import _BoxedCodeGen
 from torch.utils._python_dispatch import _disable_current_modes
 
-Partition = Callable[[fx.GraphModule, int], tuple[fx.GraphModule, fx.GraphModule]]
+Partition = Callable[[fx.GraphModule, int], tuple[fx.GraphModule, fx.GraphModule] | None]
 
 
 def compile_dynamo(function: Callable[..., Any], backend: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,13 +51,11 @@ def graph_break(module: fx.GraphModule) -> str | None:
     return f"{str(reason.reason).splitlines()[0]}{where}"
 
 
-def compile_joint(
-    module: fx.GraphModule, args: Sequence[Any], partition: Partition, plain: Callable[[fx.GraphModule], Any]
-) -> Callable[..., Any]:
+def compile_joint(module: fx.GraphModule, args: Sequence[Any], partition: Partition) -> Callable[..., Any]:
     """Trace forward and backward of ``module`` into one ATen graph, split it with ``partition``, and join the halves.
 
     AOTAutograd at the concrete shapes of ``args``: functionalized, with input mutations applied after the forward. The
-    halves run as boxed fx code. Where nothing needs a gradient, ``plain`` makes the callable.
+    halves run as boxed fx code; so does the whole where nothing needs a gradient.
     """
 
     def split(joint: fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
@@ -60,13 +64,8 @@ def compile_joint(
     def run(half: fx.GraphModule, _inputs: Any) -> Callable[..., Any]:
         return boxed(half)
 
-    def infer(whole: fx.GraphModule, _inputs: Any) -> Callable[..., Any]:
-        return boxed(plain(whole))
-
     return torch._dynamo.disable(
-        aot_module_simplified(
-            module, list(args), fw_compiler=run, bw_compiler=run, inference_compiler=infer, partition_fn=split
-        ),
+        aot_module_simplified(module, list(args), fw_compiler=run, bw_compiler=run, partition_fn=split),
         reason="recoup runs this graph by its plan",
     )
 
@@ -112,6 +111,13 @@ def mutated_inputs(joint: fx.GraphModule) -> set[int]:
     }
 
 
+def written_input(node: fx.Node) -> fx.Node | None:
+    """The input that this node overwrites: Inductor keeps input mutations in the graph, as copies at its end."""
+    if node.target == torch.ops.aten.copy_.default and isinstance(node.args[0], fx.Node):
+        return node.args[0] if node.args[0].op == "placeholder" else None
+    return None
+
+
 def output_node(graph: fx.Graph) -> fx.Node:
     """The one output node of a graph."""
     return next(iter(graph.find_nodes(op="output")))
@@ -141,6 +147,66 @@ def is_once(node: fx.Node) -> bool:
     return schema is None or schema.is_mutable
 
 
-def tracing_context() -> TracingContext | None:
-    """What Dynamo is tracing right now."""
-    return TracingContext.try_get()
+@cache
+def _fusible_packets() -> frozenset[Any]:
+    """What PyTorch's own partitioner takes for fusible, and what Inductor's random numbers are made of."""
+    prims = torch.ops.prims
+    more = {prims.inductor_random, prims.inductor_lookup_seed, prims.inductor_randint}
+    return frozenset(get_default_op_list().fusible_ops) | more
+
+
+def is_fusible(node: fx.Node) -> bool:
+    """Whether Inductor generates the node's code inside the kernel that reads it."""
+    return getattr(node.target, "overloadpacket", node.target) in _fusible_packets()
+
+
+def is_generated(node: fx.Node) -> bool:
+    """Whether Inductor generates a kernel for the node whose result is always written: reductions, lookups, pools."""
+    return getattr(node.target, "overloadpacket", None) in _GENERATED
+
+
+_GENERATED = {
+    getattr(torch.ops.aten, name)
+    for name in (
+        "sum", "mean", "amax", "amin", "var", "var_mean", "std", "any", "all", "argmax", "argmin", "prod", "max", "min",
+        "cumsum", "_softmax", "_log_softmax", "embedding", "cat", "constant_pad_nd", "avg_pool2d", "max_pool2d_with_indices",
+        "upsample_nearest2d", "slice_scatter", "select_scatter",
+    )
+} | {
+    getattr(torch.ops.prims, name)
+    for name in ("sum", "var", "prepare_softmax_online", "_low_memory_max_pool_with_offsets")
+}  # fmt: skip
+
+
+class _PlannedPartitioner(CustomPartitionerFn):
+    """Inductor's official place for another partitioner. Its identity enters the compile cache through ``uuid``."""
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+
+    def __call__(self, gm: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
+        halves = self._partition(gm, num_fwd_outputs)
+        if halves is None:
+            return min_cut_rematerialization_partition(gm, joint_inputs, num_fwd_outputs=num_fwd_outputs, **options)
+        return halves
+
+    def __deepcopy__(self, _memo: Any) -> _PlannedPartitioner:
+        return self  # Inductor copies its configuration to print it
+
+    def uuid(self) -> str:
+        """The same for all: the cache of whole programs is off, and that of halves is keyed by the halves."""
+        return "recoup"
+
+
+def compile_inductor(module: fx.GraphModule, args: Sequence[Any], partition: Partition) -> Callable[..., Any]:
+    """Compile ``module`` with Inductor at the concrete shapes of ``args``, split by ``partition``.
+
+    A partition of None leaves the split to PyTorch's own partitioner.
+
+    A hit in AOTAutograd's cache would never call the partitioner, so that cache is off; Inductor's own, of compiled
+    halves, is as the user has it.
+    """
+    fresh = fx.GraphModule(module, copy.deepcopy(module.graph))
+    planned = _PlannedPartitioner(partition)
+    with inductor_config.patch(custom_partitioner_fn=planned), functorch_config.patch(enable_autograd_cache=False):
+        return torch._dynamo.disable(compile_fx(fresh, list(args)), reason="recoup runs this graph by its plan")

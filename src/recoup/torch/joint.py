@@ -1,13 +1,14 @@
 """The joint forward and backward graph of a step, read as ops over storages.
 
 A *value* is a storage. Views, ``detach`` and ``getitem`` make no storage: they are folded into the value they look at
-and made again from it wherever they are needed. What is left are the ops, each with the values it reads and writes.
+and made again from it wherever they are needed. So is, in compiled mode, what a fused kernel computes on the way and
+never writes. What is left are the ops, each with the values it reads and writes.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from torch import fx
 
 from recoup.graph import Phase
-from recoup.torch.internals import is_once, is_random, mutated_inputs, output_node, storage_key
+from recoup.torch.internals import is_once, is_random, mutated_inputs, output_node, storage_key, written_input
 
 ARRIVAL = "tangents"  # the id of the op that stands for "the gradient of the outputs is there"
 BATCH_NORMS = {  # the training-mode batch norms, and where their new running statistics are among what they return
@@ -61,6 +62,8 @@ class Joint:
     """The storage of each node that is a tensor, or looks at one."""
     maker: dict[fx.Node, JointOp] = field(default_factory=dict)
     """The op behind each node that holds something an op returned, and is not a view of it."""
+    roots: dict[fx.Node, tuple[fx.Node, ...]] = field(default_factory=dict)
+    """What each node is made from, seen through what is folded: op results, inputs, constants; itself if it is one."""
 
     @cached_property
     def outputs(self) -> tuple[list[Any], list[Any]]:
@@ -83,26 +86,22 @@ class Joint:
         returned = [node for half in self.outputs for node in half if isinstance(node, fx.Node)]
         return {self.storage_of[node] for node in returned if node in self.storage_of}
 
-    def roots(self, node: fx.Node) -> Iterator[fx.Node]:
-        """The nodes a node is made from, seen through views: op results, inputs, constants."""
-        if node in self.maker or node.op != "call_function":
-            yield node
-        else:
-            for other in node.all_input_nodes:
-                yield from self.roots(other)
 
+def read_joint(module: fx.GraphModule, num_forward_outputs: int, folded: Set[fx.Node] = frozenset()) -> Joint:
+    """Read what AOTAutograd traced; ``folded`` nodes are no ops, but part of whatever reads them.
 
-def read_joint(module: fx.GraphModule, num_forward_outputs: int) -> Joint:
-    """Read what AOTAutograd traced. Nodes that no output needs are left out, unless they draw random numbers."""
+    Nodes that no output needs are left out, unless they draw random numbers or write to an input.
+    """
     joint = Joint(module, num_forward_outputs)
     nodes = [node for node in module.graph.nodes if node.op != "output"]
     given = [node for node in nodes if node.op != "call_function"]
     from_tangents = _readers(joint.inputs[1], nodes)
-    draws = [node for node in nodes if is_random(node) and node not in from_tangents]
-    in_forward = _needed([*joint.outputs[0], *draws]) - set(given)
+    effects = [node for node in nodes if (is_random(node) or written_input(node)) and node not in from_tangents]
+    in_forward = _needed([*joint.outputs[0], *effects]) - set(given)
     in_backward = _needed(joint.outputs[1]) - in_forward - set(given)
     overwritten = {joint.inputs[0][index] for index in mutated_inputs(module)}
-    reader = _Reader(joint, overwritten)
+    overwritten |= {target for node in effects if (target := written_input(node)) is not None}
+    reader = _Reader(joint, overwritten, folded)
     for node in given:
         reader.add(node, "forward")
     for node in nodes:
@@ -120,11 +119,16 @@ class _Reader:
 
     joint: Joint
     overwritten: set[fx.Node]
+    folded: Set[fx.Node]
     numbers: dict[int, int] = field(default_factory=dict)
 
     def add(self, node: fx.Node, phase: Phase) -> None:
         """An input, something an op returned, a view of something, or an op."""
         joint, tensors = self.joint, list(_tensors(node.meta.get("val")))
+        inputs = [root for other in node.all_input_nodes for root in joint.roots[other]]
+        if node in self.folded:
+            joint.roots[node] = tuple(dict.fromkeys(inputs))
+            return
         before = len(joint.storages)
         for position, tensor in enumerate(tensors):
             key = storage_key(tensor)
@@ -135,23 +139,25 @@ class _Reader:
         if tensors:
             joint.storage_of[node] = self.numbers[storage_key(tensors[0])]
         source = node.args[0] if node.target is operator.getitem else None
+        joint.roots[node] = (node,)
         if isinstance(source, fx.Node) and source in joint.maker:
             joint.maker[node] = joint.maker[source]
-        elif node.op == "call_function" and (len(joint.storages) > before or not tensors):
-            self._add_op(node, phase, tuple(range(before, len(joint.storages))))
+        elif node.op == "call_function" and (len(joint.storages) > before or not tensors or written_input(node)):
+            self._add_op(node, phase, tuple(range(before, len(joint.storages))), inputs)
+        elif node.op == "call_function":
+            joint.roots[node] = tuple(dict.fromkeys(inputs))
 
-    def _add_op(self, node: fx.Node, phase: Phase, writes: tuple[int, ...]) -> None:
+    def _add_op(self, node: fx.Node, phase: Phase, writes: tuple[int, ...], roots: list[fx.Node]) -> None:
         joint = self.joint
         when_again = _running_statistics(node)
-        roots = {root for other in node.all_input_nodes for root in joint.roots(other)}
-        reads = {joint.storage_of[other] for other in node.all_input_nodes if other in joint.storage_of}
+        reads = {joint.storage_of[root] for root in roots if root in joint.storage_of}
         op = JointOp(
             id=node.name,
             node=node,
             reads=tuple(sorted(reads)),
             writes=writes,
             phase=phase,
-            once=is_once(node) or bool((roots & self.overwritten) - set(when_again)),
+            once=is_once(node) or bool((set(roots) & self.overwritten) - set(when_again)),
             random=is_random(node),
             when_again=when_again,
         )

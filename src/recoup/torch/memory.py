@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
 import torch
@@ -38,9 +39,19 @@ def expandable_segments() -> bool:
     return "expandable_segments:true" in settings.lower().replace(" ", "")
 
 
+@cache
+def warm_up(device: torch.device) -> None:
+    """Let cuBLAS take its workspaces, in this thread and in autograd's, so that they are resident from the start."""
+    for dtype in (torch.float32, torch.bfloat16):
+        with torch.enable_grad():
+            weight = torch.ones(16, 16, dtype=dtype, device=device, requires_grad=True)
+            torch.addmm(weight[0], weight, weight).sum().backward()
+
+
 def resident_bytes(device: torch.device) -> int:
     """Bytes allocated on the device now: by the allocator's count on CUDA, by live storages on CPU."""
     if device.type == "cuda":
+        warm_up(device)
         return torch.cuda.memory_allocated(device)
     return live_bytes(_live_tensors(), device)
 

@@ -9,25 +9,16 @@ from typing import Any
 import torch
 from torch import fx
 
-from recoup.errors import BudgetError, CaptureError, PlanError, ScheduleError
-from recoup.graph import Graph
+from recoup.errors import CaptureError
 from recoup.judge import memory_curve, simulate
 from recoup.planfile import Plan
 from recoup.schedule import Schedule
-from recoup.solving import solve
-from recoup.torch.difference import difference
-from recoup.torch.internals import compile_joint, graph_break
-from recoup.torch.joint import ARRIVAL, Joint, read_joint
-from recoup.torch.profile import profile
+from recoup.torch import compiled, eager
+from recoup.torch.internals import graph_break
+from recoup.torch.joint import ARRIVAL
+from recoup.torch.planning import StepPlanner
 from recoup.torch.progress import Reporter
-from recoup.torch.rewrite import rewrite
 from recoup.torch.session import Session
-from recoup.torch.split import split
-from recoup.torch.step import step_graph
-from recoup.torch.store import device_name, library_versions
-from recoup.units import format_bytes, resolve_budget
-
-GRAIN = 1024  # resident memory is rounded up to this part of the budget, so that a few bytes more are no new plan
 
 
 @dataclass(frozen=True)
@@ -88,10 +79,15 @@ class Part:
         return simulate(graph, Schedule.default(graph)).peak_bytes - graph.resident_bytes
 
     def _variant(self, args: Sequence[Any]) -> Variant:
-        device = self.session.device(args)
-        resident = self.session.resident(device, args) + self.session.settings.reserve_bytes
+        session = self.session
+        device = session.device(args)
+        resident = session.resident(device, args)
         key = (self.share_later, *(_shape(args[index]) for index in self._dynamic))
-        fitting = [variant for variant in self.variants.get(key, ()) if resident <= variant.resident]
+        fitting = [
+            variant
+            for variant in self.variants.get(key, ())
+            if resident + session.settings.reserve_bytes <= variant.resident
+        ]
         if fitting:
             return min(fitting, key=lambda variant: variant.resident)
         variant = self._compile(args, device, resident)
@@ -99,95 +95,27 @@ class Part:
         return variant
 
     def _compile(self, args: Sequence[Any], device: torch.device, resident: int) -> Variant:
-        made: list[Plan] = []
-
-        def partition(module: fx.GraphModule, outputs: int) -> tuple[fx.GraphModule, fx.GraphModule]:
-            rewrite(module)
-            joint = read_joint(module, outputs)
-            plan = self._plan(joint, device, resident)
-            made.append(plan)
-            return split(joint, [str(step) for step in plan.schedule.steps()])
-
-        function = compile_joint(self.module, args, partition, plain=lambda whole: whole)
-        plan = made[0] if made else None
-        if plan is not None and self.session.only_plan:
+        session = self.session
+        mode = session.mode(device)
+        with Reporter(session.settings.verbose) as reporter:
+            planner = StepPlanner(
+                session.settings,
+                session.store(device),
+                session.budget(device),
+                mode,
+                resident,
+                self.share_later,
+                reporter,
+            )
+            compile_step = eager.compile_step if mode == "eager" else compiled.compile_step
+            function, step = compile_step(self.module, args, planner)
+        if step is None:
+            return Variant(function, 2**62, None)
+        if session.only_plan:
             if self.ends_early:
                 raise CaptureError(f"a plan holds one graph, and this program is captured in parts: {self.ends_early}")
-            raise Planned(plan)
-        return Variant(function, plan.graph.resident_bytes if plan else 2**62, plan)
-
-    def _plan(self, joint: Joint, device: torch.device, resident: int) -> Plan:
-        """The plan for this joint graph: the one the user gave, one from the store, or a new one."""
-        session, settings = self.session, self.session.settings
-        store = session.store(device)
-        with Reporter(settings.verbose) as reporter:
-            costs = profile((op.node for op in joint.ops), device, store, store.rates, reporter.measured)
-            exact = step_graph(joint, costs, device, resident)
-            plain = simulate(exact, Schedule.default(exact)).peak_bytes
-            budget = resolve_budget(session.budget(device), plain)
-            assert budget is not None
-            between = int(self.share_later * max(0, budget - resident))
-            grain = -(-budget // GRAIN)
-            graph = step_graph(
-                joint, costs, device, -(-resident // grain) * grain, between=between, name=type(self.module).__name__
-            )
-            if settings.plan is not None:
-                return _checked(settings.plan, graph, device)
-            key = f"{graph.fingerprint} {budget} {settings.planner} {settings.gap} {settings.time_limit}"
-            plan = _stored(store.plan(key), graph, budget)
-            if plan is None:
-                solution = solve(
-                    graph,
-                    budget,
-                    settings.planner,
-                    time_limit=settings.time_limit,
-                    gap=settings.gap,
-                    progress=reporter.searched,
-                )
-                if solution.schedule is None:
-                    raise BudgetError(
-                        f"a budget of {format_bytes(budget)} is not enough for this step ({format_bytes(resident)} are "
-                        f"resident, {format_bytes(plain)} is its plain peak): {solution.why()}"
-                    )
-                plan = Plan.of(solution)
-                store.remember_plan(key, plan.schedule.steps())
-            reporter.planned(plan, plain)
-        return Plan(**{**plan.__dict__, "profiled_on": where(device)})
-
-
-def where(device: torch.device) -> str:
-    """Where a plan was measured: hardware, then versions."""
-    return f"{device_name(device)}; {library_versions()}"
-
-
-def _stored(steps: list[Any] | None, graph: Graph, budget: int) -> Plan | None:
-    """A schedule from the store, if the judge still passes it."""
-    if steps is None:
-        return None
-    try:
-        schedule = Schedule.of(graph, steps)
-        judged = simulate(graph, schedule)
-    except ScheduleError:
-        return None
-    if judged.peak_bytes > budget:
-        return None
-    return Plan(graph, schedule, judged.cost, judged.peak_bytes, budget, method="stored")
-
-
-def _checked(plan: Plan, graph: Graph, device: torch.device) -> Plan:
-    """The user's plan, on the graph that was captured; an error that names the difference if it does not belong."""
-    found = difference(plan, graph, where(device))
-    if found:
-        raise PlanError(f"the plan does not fit this step: {found}")
-    schedule = Schedule.of(graph, plan.schedule.steps())
-    judged = simulate(graph, schedule)
-    if plan.budget_bytes is not None and judged.peak_bytes > plan.budget_bytes:
-        raise BudgetError(
-            f"the plan was made with {format_bytes(plan.graph.resident_bytes)} resident; now there are "
-            f"{format_bytes(graph.resident_bytes)}, and its peak would be {format_bytes(judged.peak_bytes)}, over its "
-            f"budget of {format_bytes(plan.budget_bytes)}: make a plan with reserve="
-        )
-    return Plan(graph, schedule, judged.cost, judged.peak_bytes, plan.budget_bytes, plan.method, plan.status, plan.scope)
+            raise Planned(step.plan)
+        return Variant(function, step.resident, step.plan)
 
 
 def _dynamic_positions(module: fx.GraphModule) -> list[int]:

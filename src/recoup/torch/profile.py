@@ -12,7 +12,7 @@ from torch import fx
 from torch.utils._pytree import tree_map
 
 from recoup.torch.costs import Cost, signature, tensors_of
-from recoup.torch.estimate import Rates, estimate
+from recoup.torch.estimate import estimate
 from recoup.torch.internals import real_tensors
 from recoup.torch.memory import allocation_curve, resident_bytes
 from recoup.torch.store import Store
@@ -24,10 +24,9 @@ SECONDS = 0.02  # spent timing one op, beyond its first repeat
 Listener = Callable[[int, int], None]
 
 
-def profile(
-    nodes: Iterable[fx.Node], device: torch.device, store: Store, rates: Callable[[], Rates], listen: Listener | None
-) -> dict[str, Cost]:
+def profile(nodes: Iterable[fx.Node], store: Store, listen: Listener | None) -> dict[str, Cost]:
     """The cost of every signature among the nodes, from the store or measured now; estimated where it cannot run."""
+    device = store.device
     distinct = {signature(node): node for node in nodes}
     costs = {key: found for key in distinct if (found := store.cost(key)) is not None}
     missing = [(key, node) for key, node in distinct.items() if key not in costs]
@@ -35,7 +34,7 @@ def profile(
         for count, (key, node) in enumerate(missing):
             if listen is not None:
                 listen(count, len(missing))
-            costs[key] = _measure(node, device) or estimate(node, rates())
+            costs[key] = _measure(node, device) or estimate(node, store.rates())
             store.remember(key, costs[key])
     if listen is not None and missing:
         listen(len(missing), len(missing))

@@ -10,15 +10,18 @@ from torch import fx
 aten = torch.ops.aten
 
 
-def rewrite(module: fx.GraphModule) -> None:
-    """Choose the kernels that plain PyTorch chooses, and take apart what can be freed in between."""
-    graph = module.graph
-    for node in list(graph.nodes):
-        if node.target == aten.convolution_backward.default:
-            _split_convolution_backward(graph, node)
-        elif node.target == aten._native_batch_norm_legit_functional.default and _on_cuda(node):
-            _use_cudnn_batch_norm(graph, node)
-    graph.lint()
+def split_convolutions(module: fx.GraphModule) -> None:
+    """Take each convolution's backward apart, so that its input can be freed in between."""
+    for node in module.graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
+        _split_convolution_backward(module.graph, node)
+    module.recompile()
+
+
+def use_best_batch_norm(module: fx.GraphModule) -> None:
+    """Batch norm with the kernel that plain PyTorch chooses on CUDA."""
+    for node in module.graph.find_nodes(op="call_function", target=aten._native_batch_norm_legit_functional.default):
+        if node.args[0].meta["val"].device.type == "cuda":
+            _use_cudnn_batch_norm(module.graph, node)
     module.recompile()
 
 
@@ -46,14 +49,8 @@ def _split_convolution_backward(graph: fx.Graph, node: fx.Node) -> None:
 def _masked(graph: fx.Graph, node: fx.Node, mask: list[bool]) -> fx.Node:
     part = graph.call_function(node.target, (*node.args[:10], mask), dict(node.kwargs))  # type: ignore[arg-type]
     part.meta.update(node.meta)
-    part.meta["val"] = tuple(
-        value if keep else None for value, keep in zip(node.meta["val"], mask, strict=True)
-    )
+    part.meta["val"] = tuple(value if keep else None for value, keep in zip(node.meta["val"], mask, strict=True))
     return part
-
-
-def _on_cuda(node: fx.Node) -> bool:
-    return bool(node.args[0].meta["val"].device.type == "cuda")  # type: ignore[union-attr]
 
 
 def _use_cudnn_batch_norm(graph: fx.Graph, node: fx.Node) -> None:

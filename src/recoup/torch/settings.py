@@ -32,7 +32,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.budget is None:
-            raise BudgetError("a budget is needed: bytes with a unit (6GiB), a fraction of the plain peak (0.4), or auto")
+            raise BudgetError(
+                "a budget is needed: bytes with a unit (6GiB), a fraction of the plain peak (0.4), or auto"
+            )
         if self.budget != "auto":
             resolve_budget(self.budget, 2**40)
         if self.compile not in (None, "inductor", "eager"):

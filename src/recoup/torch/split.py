@@ -1,7 +1,7 @@
 """A schedule becomes two fx graphs: the forward that runs until the gradient arrives, and the backward after it.
 
 Every run of an op is a node of its own, so fx's "free after last use" is the judge's rule. What crosses from forward to
-backward is what the schedule still reads after the gradient arrived; views are made again on the other side.
+backward is what the schedule still reads after the gradient arrived; what is folded is made again on the other side.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _crossing(joint: Joint, after: Sequence[JointOp], done: set[str]) -> list[fx
 
     def read(nodes: Iterable[Any]) -> None:
         for node in nodes:
-            for root in joint.roots(node) if isinstance(node, fx.Node) else ():
+            for root in joint.roots[node] if isinstance(node, fx.Node) else ():
                 remade = root in joint.maker and joint.maker[root].id in made
                 if root in joint.maker and joint.storage_of.get(root) in joint.stays:
                     remade = remade and joint.maker[root].id not in done
@@ -81,7 +81,7 @@ class _Half:
     at: dict[fx.Node, fx.Node] = field(default_factory=dict)
     states: dict[str, fx.Node] = field(default_factory=dict)
     views: dict[int, list[fx.Node]] = field(default_factory=dict)
-    """The views in ``at``, by the storage that they look at."""
+    """The folded nodes in ``at``, by the storages that they are made from."""
 
     def take(self, nodes: Sequence[fx.Node]) -> None:
         """Inputs of this half."""
@@ -107,7 +107,8 @@ class _Half:
         """The current value of an original node; views and constants are made when they are first asked for."""
         if node not in self.at:
             self.at[node] = self.graph.node_copy(node, self._value)
-            self.views.setdefault(self.joint.storage_of.get(node, -1), []).append(node)
+            for root in self.joint.roots[node]:
+                self.views.setdefault(self.joint.storage_of.get(root, -1), []).append(node)
         return self.at[node]
 
     def _run(self, op: JointOp, again: bool) -> None:
@@ -141,10 +142,10 @@ class _Half:
         return result
 
     def _forget_views(self, op: JointOp, keep: set[int]) -> None:
-        """Views of what this op made before look at the old value."""
+        """What was made from this op's earlier results holds on to them."""
         for storage in set(op.writes) - keep:
             for view in self.views.pop(storage, ()):
-                del self.at[view]
+                self.at.pop(view, None)
 
 
 def _fake_state(node: fx.Node) -> torch.Tensor:

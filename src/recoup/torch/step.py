@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,10 +10,9 @@ from torch import fx
 
 from recoup.builder import GraphBuilder
 from recoup.graph import Graph
-from recoup.torch.costs import Cost, signature, tensors_of
+from recoup.torch.costs import Cost, tensors_of
 from recoup.torch.joint import ARRIVAL, Joint, JointOp
 from recoup.torch.memory import allocated_size
-from recoup.torch.rng import CPU_STATE_BYTES
 
 LOSS_COPIES = 2  # a loss outside holds its own copy of what it reads, and a gradient of that, before ours arrives
 
@@ -26,8 +25,6 @@ def step_graph(
     ``between`` is what the rest of the program needs after this forward and before its backward; a loss outside is
     always allowed for. The gradients that arrive are held by autograd until the backward returns.
     """
-    if device.type == "cpu":
-        resident += CPU_STATE_BYTES * sum(op.random for op in joint.ops)
     builder = GraphBuilder(name, time_unit="s", resident_bytes=resident)
     sizes = _sizes(joint, costs, device)
     made = {storage for op in joint.ops for storage in op.writes}
@@ -39,7 +36,7 @@ def step_graph(
         return [joint.storages[index].id for index in storages]
 
     def add(op: JointOp) -> None:
-        cost = costs[signature(op.node)]
+        cost = costs[op.id]
         builder.op(
             op.id,
             inputs=ids(op.reads),
@@ -75,7 +72,7 @@ def _sizes(joint: Joint, costs: Mapping[str, Cost], device: torch.device) -> lis
     """Bytes of each storage on the device: as measured where that was possible, else as traced."""
     sizes = [storage.bytes if storage.device.type == device.type else 0 for storage in joint.storages]
     for op in joint.ops:
-        measured = costs[signature(op.node)].outputs
+        measured = costs[op.id].outputs
         if measured is not None and len(measured) == len(op.writes):
             for storage, size in zip(op.writes, measured, strict=True):
                 sizes[storage] = max(sizes[storage], size) if sizes[storage] else 0
@@ -88,6 +85,3 @@ def _meta(node: fx.Node) -> dict[str, Any]:
     if modules:
         meta["module"] = str(list(modules.values())[-1][0])
     return meta
-
-
-Partitioner = Callable[[fx.GraphModule, int], tuple[fx.GraphModule, fx.GraphModule]]

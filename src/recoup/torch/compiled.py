@@ -1,0 +1,138 @@
+"""Compiled mode: the step as Inductor sees it, with fused kernels as ops, tried out before it is used."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from recoup.errors import BudgetError
+from recoup.torch.fusion import folded_nodes, fused_costs, is_fused_kernel
+from recoup.torch.internals import compile_inductor
+from recoup.torch.joint import read_joint
+from recoup.torch.memory import measure_peak
+from recoup.torch.planning import StepPlan, StepPlanner
+from recoup.torch.profile import profile
+from recoup.torch.rewrite import split_convolutions
+from recoup.torch.split import split
+from recoup.units import format_bytes
+
+ATTEMPTS = 4  # how often a step is compiled to make its measured peak meet the budget
+CLOSE = 0.015  # of the budget: a measured peak this close below it is not worth another compilation
+MARGIN = 0.003  # of the budget: added to what a measured peak was over the prediction
+PLAIN = 1.25  # of the budget: up to this predicted plain peak, the plain step itself may fit
+
+
+@dataclass
+class _Partitioner:
+    """Plans the graph that Inductor hands over; ``plainly`` lets PyTorch's own partitioner go first where it may do."""
+
+    planner: StepPlanner
+    correction: int
+    plainly: bool
+    step: StepPlan | None = None
+    is_plain: bool = False
+
+    def __call__(self, traced: fx.GraphModule, outputs: int) -> tuple[fx.GraphModule, fx.GraphModule] | None:
+        plain = read_joint(traced, outputs, folded_nodes(traced)) if self.plainly else None
+        if plain is not None:
+            self.step = self.planner.plain(plain, self._costs(plain))
+            self.is_plain = self.step.plan.peak_bytes <= PLAIN * self.step.budget
+            if self.is_plain:
+                return None
+        split_convolutions(traced)
+        joint = read_joint(traced, outputs, folded_nodes(traced))
+        self.step = self.planner.plan(joint, self._costs(joint), self.correction)
+        return split(joint, [str(step) for step in self.step.plan.schedule.steps()])
+
+    def _costs(self, joint: Any) -> Any:
+        store = self.planner.store
+        own = [op.node for op in joint.ops if not is_fused_kernel(op)]
+        return fused_costs(joint, profile(own, store, self.planner.reporter.measured), store.rates())
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """A compiled step, its plan, and what it took: bytes at the peak, and seconds."""
+
+    function: Callable[..., Any]
+    step: StepPlan
+    peak_bytes: int
+    seconds: float
+
+
+def compile_step(
+    module: fx.GraphModule, args: Sequence[Any], planner: StepPlanner
+) -> tuple[Callable[..., Any], StepPlan | None]:
+    """Compile, try out, correct the prediction by what was measured, and plan again until it fits, and fits well.
+
+    Where the plain step seems to fit, PyTorch's own partitioner goes first: if it does fit, there is nothing to plan.
+    """
+    best: _Tried | None = None
+    correction, plainly, over = 0, True, 0
+    for _ in range(ATTEMPTS):
+        partitioner = _Partitioner(planner, correction, plainly)
+        try:
+            function = compile_inductor(module, args, partitioner)
+        except BudgetError:
+            if best is not None:
+                break
+            raise
+        step = partitioner.step
+        if step is None:
+            return function, step
+        planner.reporter.say("trying out the compiled step")
+        tried = _try_out(function, args, step, planner)
+        if tried.peak_bytes <= step.budget and (best is None or tried.seconds < best.seconds):
+            best = tried
+        room = step.budget - tried.peak_bytes
+        if room >= 0 and (partitioner.is_plain or room < CLOSE * step.budget or not step.repeats):
+            break
+        over = min(over, room)
+        if not partitioner.is_plain:
+            correction += tried.peak_bytes - step.plan.peak_bytes + (int(MARGIN * step.budget) if room < 0 else 0)
+        plainly = False
+    if best is None:
+        raise BudgetError(
+            f"no compiled step was found within {format_bytes(step.budget)}: the best needs {format_bytes(-over)} more"
+        )
+    return best.function, best.step
+
+
+def _try_out(function: Callable[..., Any], args: Sequence[Any], step: StepPlan, planner: StepPlanner) -> _Tried:
+    """Run forward and backward on the caller's own inputs and undo it: no gradient, buffer or random state changes."""
+    device = planner.device
+    tensors = [arg for arg in args if isinstance(arg, torch.Tensor) and not arg.requires_grad]
+    versions = [tensor._version for tensor in tensors]
+    copies = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
+    with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type="cuda"):
+        _step(function, args)
+        peak = measure_peak(lambda: _step(function, args), device)
+        times = []
+        for _ in range(3):
+            start = time.perf_counter()
+            _step(function, args)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            times.append(time.perf_counter() - start)
+    with torch.no_grad():
+        for tensor, version, copy in zip(tensors, versions, copies, strict=True):
+            if tensor._version != version:
+                tensor.copy_(copy)
+    return _Tried(function, step, peak + step.resident - planner.now, statistics.median(times))
+
+
+def _step(function: Callable[..., Any], args: Sequence[Any]) -> None:
+    with torch.enable_grad():
+        fresh = [
+            arg.detach().requires_grad_(arg.requires_grad) if isinstance(arg, torch.Tensor) else arg for arg in args
+        ]
+        results = function(*fresh)
+        wanted = [result for result in results if isinstance(result, torch.Tensor) and result.requires_grad]
+        sources = [arg for arg in fresh if isinstance(arg, torch.Tensor) and arg.requires_grad]
+        torch.autograd.grad(wanted, sources, [torch.ones_like(result) for result in wanted], allow_unused=True)

@@ -1,0 +1,35 @@
+"""Eager mode: the ops of the captured graph, one by one, as plain PyTorch would run them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import fx
+
+from recoup.torch.costs import signature
+from recoup.torch.internals import compile_joint
+from recoup.torch.joint import read_joint
+from recoup.torch.planning import StepPlan, StepPlanner
+from recoup.torch.profile import profile
+from recoup.torch.rewrite import split_convolutions, use_best_batch_norm
+from recoup.torch.split import split
+
+
+def compile_step(
+    module: fx.GraphModule, args: Sequence[Any], planner: StepPlanner
+) -> tuple[Callable[..., Any], StepPlan | None]:
+    """The step as a function, and the plan it follows; None if nothing in it needs a gradient."""
+    made: list[StepPlan] = []
+
+    def partition(traced: fx.GraphModule, outputs: int) -> tuple[fx.GraphModule, fx.GraphModule]:
+        split_convolutions(traced)
+        use_best_batch_norm(traced)
+        joint = read_joint(traced, outputs)
+        store = planner.store
+        measured = profile([op.node for op in joint.ops], store, planner.reporter.measured)
+        made.append(planner.plan(joint, {op.id: measured[signature(op.node)] for op in joint.ops}))
+        return split(joint, [str(step) for step in made[0].plan.schedule.steps()])
+
+    function = compile_joint(module, args, partition)
+    return function, made[0] if made else None

@@ -1,0 +1,102 @@
+"""What a compiled step computes without ever writing it down, and what its fused kernels cost.
+
+Inductor computes pointwise operators inside the kernel that reads them. So a value exists only if something that is no
+fused kernel reads it (a convolution, a matrix product, attention), if the step returns it, if it is a reduction's
+result, or if inlining it further would read too much. Everything else is folded into its readers: it costs no kernel, it
+holds no memory, and the backward computes it again for free from what it reads anyway.
+
+A fused kernel costs the bytes that it reads and writes. Only forward kernels are ever run again, so these decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import fx
+
+from recoup.torch.costs import Cost, signature, tensors_of
+from recoup.torch.estimate import Rates
+from recoup.torch.internals import is_fusible, is_generated, storage_key, written_input
+from recoup.torch.joint import Joint, JointOp
+
+READS = 4  # Inductor writes a value that several kernels use once computing it reads more than this many buffers
+KERNEL_SECONDS = 2e-6  # what a kernel takes besides moving its bytes
+LARGE = 2**16  # bytes; smaller values are statistics and masks of single dimensions, which cost nothing to read
+
+
+def folded_nodes(module: fx.GraphModule) -> set[fx.Node]:
+    """The nodes of a joint graph that Inductor computes inside their readers."""
+    in_backward = _from_tangents(module.graph)
+    written = _read_by_other_kernels(module.graph)
+    folded: set[fx.Node] = set()
+    large: dict[fx.Node, set[fx.Node]] = {}
+    for node in module.graph.nodes:
+        if node.op == "output":
+            continue
+        reads = set().union(*(large[other] for other in node.all_input_nodes))
+        reused = len(node.users) > 1 and len(reads) >= (READS + 1 if node in in_backward else 2)
+        if is_view(node):
+            inside = any(other in folded for other in node.all_input_nodes)
+            large[node] = reads
+        else:
+            inside = node.op == "call_function" and is_fusible(node) and not is_generated(node)
+            inside = inside and node not in written and not reused
+            large[node] = reads if inside else {node} if _bytes(node) >= LARGE else set()
+        if inside:
+            folded.add(node)
+    return folded
+
+
+def fused_costs(joint: Joint, measured: Mapping[str, Cost], rates: Rates) -> dict[str, Cost]:
+    """The cost of each op by its id: kernels of their own as measured, fused ones by the bytes they move."""
+    return {op.id: _cost(joint, op, measured, rates) for op in joint.ops}
+
+
+def is_fused_kernel(op: JointOp) -> bool:
+    """Whether the op is code that Inductor generates rather than a kernel from a library."""
+    return is_fusible(op.node) or is_generated(op.node)
+
+
+def _cost(joint: Joint, op: JointOp, measured: Mapping[str, Cost], rates: Rates) -> Cost:
+    if not is_fused_kernel(op):
+        return measured[signature(op.node)]
+    moved = sum(joint.storages[storage].bytes for storage in (*op.reads, *op.writes))
+    return Cost(KERNEL_SECONDS + moved / rates.bytes_per_second)
+
+
+def _read_by_other_kernels(graph: fx.Graph) -> set[fx.Node]:
+    """Nodes that a library kernel, a write to an input or the caller reads: through views too, they are in memory."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        inside = is_view(node) or ((is_fusible(node) or is_generated(node)) and written_input(node) is None)
+        if node.op not in ("call_function", "output") or inside:
+            continue
+        stack = list(node.all_input_nodes)
+        while stack:
+            other = stack.pop()
+            if other not in found:
+                found.add(other)
+                stack.extend(other.all_input_nodes if is_view(other) else ())
+    return found
+
+
+def _from_tangents(graph: fx.Graph) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.name.startswith("tangents") or not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether the node makes no storage of its own."""
+    made, given = (
+        tensors_of(node.meta.get("val")),
+        tensors_of([other.meta.get("val") for other in node.all_input_nodes]),
+    )
+    known = {storage_key(tensor) for tensor in given}
+    return node.op == "call_function" and bool(made) and all(storage_key(tensor) in known for tensor in made)
+
+
+def _bytes(node: fx.Node) -> int:
+    return max((tensor.numel() * tensor.element_size() for tensor in tensors_of(node.meta.get("val"))), default=0)

@@ -1,0 +1,160 @@
+"""From a captured step to its plan: the user's own, one found before, or a new one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from recoup.errors import BudgetError, PlanError, ScheduleError
+from recoup.graph import Graph
+from recoup.judge import simulate
+from recoup.planfile import Plan
+from recoup.schedule import Schedule
+from recoup.solving import solve
+from recoup.torch.costs import Cost, tensors_of
+from recoup.torch.difference import difference
+from recoup.torch.joint import Joint, JointOp
+from recoup.torch.progress import Reporter
+from recoup.torch.rng import CPU_STATE_BYTES
+from recoup.torch.settings import Settings
+from recoup.torch.step import step_graph
+from recoup.torch.store import Store, device_name, library_versions
+from recoup.units import Budget, format_bytes, resolve_budget
+
+GRAIN = 1024  # resident memory is rounded up to this part of the budget, so that a few bytes more are no new plan
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """A plan, the budget it was made for, and the resident bytes up to which it holds."""
+
+    plan: Plan
+    budget: int
+    resident: int
+
+    @property
+    def repeats(self) -> bool:
+        """Whether anything is recomputed."""
+        return len(self.plan.schedule) > len(self.plan.graph.ops)
+
+
+@dataclass(frozen=True)
+class StepPlanner:
+    """Plans one captured part with ``now`` bytes resident around it, leaving later parts their share."""
+
+    settings: Settings
+    store: Store
+    budget: Budget
+    mode: str
+    now: int
+    share_later: float
+    reporter: Reporter
+
+    @property
+    def device(self) -> torch.device:
+        """The device whose memory is planned."""
+        return self.store.device
+
+    def plan(self, joint: Joint, costs: Mapping[str, Cost], correction: int = 0) -> StepPlan:
+        """The plan; its prediction was found to be ``correction`` bytes too low, and they are added to it."""
+        resident = self.now + self.settings.reserve_bytes
+        exact = step_graph(joint, costs, self.device, resident)
+        plain = simulate(exact, Schedule.default(exact)).peak_bytes
+        budget = resolve_budget(self.budget, plain)
+        assert budget is not None
+        if self.settings.plan is not None:
+            return StepPlan(_checked(self.settings.plan, exact, self.where()), budget, resident)
+        between = int(self.share_later * max(0, budget - resident))
+        grain = -(-budget // GRAIN)
+        for assumed in (-(-resident // grain) * grain, resident):
+            graph = step_graph(joint, costs, self.device, max(0, assumed + correction), between=between)
+            plan, why = self._solve(graph, budget)
+            while plan is not None and (missing := _random_states(joint, plan) - graph.resident_bytes + assumed) > 0:
+                graph = replace(graph, resident_bytes=graph.resident_bytes + missing)
+                plan, why = self._solve(graph, budget)
+            if plan is not None:
+                self.reporter.planned(plan, plain)
+                return StepPlan(replace(plan, profiled_on=self.where()), budget, assumed)
+        raise BudgetError(
+            f"a budget of {format_bytes(budget)} is not enough for this step ({format_bytes(resident)} are resident, "
+            f"{format_bytes(plain)} is its plain peak): {why}"
+        )
+
+    def plain(self, joint: Joint, costs: Mapping[str, Cost]) -> StepPlan:
+        """The step as it is, with nothing recomputed, whether it fits or not."""
+        resident = self.now + self.settings.reserve_bytes
+        graph = step_graph(joint, costs, self.device, resident)
+        schedule = Schedule.default(graph)
+        judged = simulate(graph, schedule)
+        budget = resolve_budget(self.budget, judged.peak_bytes)
+        assert budget is not None
+        plan = Plan(graph, schedule, judged.cost, judged.peak_bytes, method="plain", profiled_on=self.where())
+        return StepPlan(plan, budget, resident)
+
+    def where(self) -> str:
+        """Where a plan was measured: hardware, then what the numbers depend on."""
+        return f"{device_name(self.device)}; {library_versions()}, {self.mode}"
+
+    def _solve(self, graph: Graph, limit: int) -> tuple[Plan | None, str]:
+        """A plan from the store or from the planner, or why there is none."""
+        settings = self.settings
+        key = f"{graph.fingerprint} {limit} {settings.planner} {settings.gap} {settings.time_limit}"
+        plan = _stored(self.store.plan(key), graph, limit)
+        if plan is not None:
+            return plan, ""
+        solution = solve(
+            graph,
+            max(0, limit),
+            settings.planner,
+            time_limit=settings.time_limit,
+            gap=settings.gap,
+            progress=self.reporter.searched,
+        )
+        if solution.schedule is None:
+            return None, solution.why()
+        self.store.remember_plan(key, solution.schedule.steps())
+        return Plan.of(solution), ""
+
+
+def _random_states(joint: Joint, plan: Plan) -> int:
+    """Bytes of the generator states that replaying the plan's random ops takes; CUDA's live outside the device."""
+    runs = Counter(plan.schedule.steps())
+    return sum(CPU_STATE_BYTES for op in joint.ops if op.random and runs[op.id] > 1 and _on_cpu(op))
+
+
+def _on_cpu(op: JointOp) -> bool:
+    return all(tensor.device.type == "cpu" for tensor in tensors_of(op.node.meta.get("val")))
+
+
+def _stored(steps: list[Any] | None, graph: Graph, limit: int) -> Plan | None:
+    """A schedule from the store, if the judge still passes it."""
+    if steps is None:
+        return None
+    try:
+        schedule = Schedule.of(graph, steps)
+        judged = simulate(graph, schedule)
+    except ScheduleError:
+        return None
+    if judged.peak_bytes > limit:
+        return None
+    return Plan(graph, schedule, judged.cost, judged.peak_bytes, limit, method="stored")
+
+
+def _checked(plan: Plan, graph: Graph, here: str) -> Plan:
+    """The user's plan, on the graph that was captured; an error that names the difference if it does not belong."""
+    found = difference(plan, graph, here)
+    if found:
+        raise PlanError(f"the plan does not fit this step: {found}")
+    schedule = Schedule.of(graph, plan.schedule.steps())
+    judged = simulate(graph, schedule)
+    if plan.budget_bytes is not None and judged.peak_bytes > plan.budget_bytes:
+        raise BudgetError(
+            f"the plan was made with {format_bytes(plan.graph.resident_bytes)} resident; now there are "
+            f"{format_bytes(graph.resident_bytes)}, and its peak would be {format_bytes(judged.peak_bytes)}, over its "
+            f"budget of {format_bytes(plan.budget_bytes)}: make a plan with reserve="
+        )
+    return replace(plan, graph=graph, schedule=schedule, cost=judged.cost, peak_bytes=judged.peak_bytes)

@@ -22,7 +22,7 @@ from recoup.torch.rewrite import split_convolutions
 from recoup.torch.split import split
 from recoup.units import format_bytes
 
-ATTEMPTS = 4  # how often a step is compiled to make its measured peak meet the budget
+ATTEMPTS = 3  # how often a step is compiled to make its measured peak meet the budget
 CLOSE = 0.015  # of the budget: a measured peak this close below it is not worth another compilation
 MARGIN = 0.003  # of the budget: added to what a measured peak was over the prediction
 PLAIN = 1.25  # of the budget: up to this predicted plain peak, the plain step itself may fit
@@ -53,7 +53,9 @@ class _Partitioner:
     def _costs(self, joint: Any) -> Any:
         store = self.planner.store
         own = [op.node for op in joint.ops if not is_fused_kernel(op)]
-        return fused_costs(joint, profile(own, store, self.planner.reporter.measured), store.rates())
+        return fused_costs(
+            joint, profile(own, store, self.planner.reporter.measured, store.device.type == "cuda"), store.rates()
+        )
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ def compile_step(
             return function, step
         planner.reporter.say("trying out the compiled step")
         tried = _try_out(function, args, step, planner)
+        planner.reporter.tried(step.plan.peak_bytes, tried.peak_bytes, tried.seconds)
         if tried.peak_bytes <= step.budget and (best is None or tried.seconds < best.seconds):
             best = tried
         room = step.budget - tried.peak_bytes

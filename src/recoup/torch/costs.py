@@ -12,11 +12,15 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of one run, the workspace beside inputs and outputs, and the bytes of each new storage it returns."""
+    """Seconds of one run, the workspace beside inputs and outputs, and the bytes of each new storage it returns.
+
+    ``in_place`` says that the op writes over an input that nobody reads any more, if there is one of the right size.
+    """
 
     seconds: float
     workspace: int = 0
     outputs: tuple[int, ...] | None = None
+    in_place: bool = False
 
 
 def signature(node: fx.Node) -> str:

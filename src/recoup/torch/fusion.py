@@ -61,7 +61,7 @@ def _cost(joint: Joint, op: JointOp, measured: Mapping[str, Cost], rates: Rates)
     if not is_fused_kernel(op):
         return measured[signature(op.node)]
     moved = sum(joint.storages[storage].bytes for storage in (*op.reads, *op.writes))
-    return Cost(KERNEL_SECONDS + moved / rates.bytes_per_second)
+    return Cost(KERNEL_SECONDS + moved / rates.bytes_per_second, in_place=True)
 
 
 def _read_by_other_kernels(graph: fx.Graph) -> set[fx.Node]:

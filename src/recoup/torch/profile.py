@@ -24,28 +24,37 @@ SECONDS = 0.02  # spent timing one op, beyond its first repeat
 Listener = Callable[[int, int], None]
 
 
-def profile(nodes: Iterable[fx.Node], store: Store, listen: Listener | None) -> dict[str, Cost]:
-    """The cost of every signature among the nodes, from the store or measured now; estimated where it cannot run."""
+def profile(
+    nodes: Iterable[fx.Node], store: Store, listen: Listener | None, channels_last: bool = False
+) -> dict[str, Cost]:
+    """The cost of every signature among the nodes, from the store or measured now; estimated where it cannot run.
+
+    ``channels_last`` measures convolutions in that layout, which Inductor chooses for them on CUDA.
+    """
     device = store.device
     distinct = {signature(node): node for node in nodes}
-    costs = {key: found for key in distinct if (found := store.cost(key)) is not None}
+    costs = {key: found for key in distinct if (found := store.cost(_key(key, channels_last))) is not None}
     missing = [(key, node) for key, node in distinct.items() if key not in costs]
     with real_tensors(device):
         for count, (key, node) in enumerate(missing):
             if listen is not None:
                 listen(count, len(missing))
-            costs[key] = _measure(node, device) or estimate(node, store.rates())
-            store.remember(key, costs[key])
+            costs[key] = _measure(node, device, channels_last) or estimate(node, store.rates())
+            store.remember(_key(key, channels_last), costs[key])
     if listen is not None and missing:
         listen(len(missing), len(missing))
     store.save()
     return costs
 
 
-def _measure(node: fx.Node, device: torch.device) -> Cost | None:
+def _key(signature: str, channels_last: bool) -> str:
+    return f"{signature} channels last" if channels_last and "convolution" in signature else signature
+
+
+def _measure(node: fx.Node, device: torch.device, channels_last: bool) -> Cost | None:
     """None if the op does not run on made-up inputs."""
     try:
-        args, kwargs = tree_map(lambda arg: _real(arg, node), (node.args, dict(node.kwargs)))
+        args, kwargs = tree_map(lambda arg: _real(arg, node, channels_last), (node.args, dict(node.kwargs)))
 
         def run() -> Any:
             return node.target(*args, **kwargs)  # type: ignore[operator]
@@ -113,7 +122,7 @@ def _new_storages(result: Any, given: Any) -> tuple[int, ...]:
     return tuple(sizes.values())
 
 
-def _real(argument: Any, node: fx.Node) -> Any:
+def _real(argument: Any, node: fx.Node, channels_last: bool) -> Any:
     """A tensor like the traced one, with numbers in it that every op can take."""
     if not isinstance(argument, fx.Node):
         return argument
@@ -128,7 +137,10 @@ def _real(argument: Any, node: fx.Node) -> Any:
         flat.bernoulli_(0.5)
     else:
         flat.random_(0, _largest_index(node))
-    return flat.as_strided(like.shape, like.stride(), like.storage_offset())
+    made = flat.as_strided(like.shape, like.stride(), like.storage_offset())
+    if channels_last and made.dim() == 4 and "convolution" in str(node.target):
+        return made.contiguous(memory_format=torch.channels_last)
+    return made
 
 
 def _largest_index(node: fx.Node) -> int:

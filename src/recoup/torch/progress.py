@@ -55,3 +55,11 @@ class Reporter:
                 f"recoup: {format_bytes(plain_peak)} plain, planned {format_bytes(plan.peak_bytes)} for "
                 f"{100 * (plan.cost / base - 1) if base else 0:.2f} % more time"
             )
+
+    def tried(self, predicted: int, measured: int, seconds: float) -> None:
+        """A line that stays: what a compiled step took."""
+        if self._shown:
+            self._console.print(
+                f"recoup: compiled; peak {format_bytes(measured)} ({format_bytes(predicted)} predicted), "
+                f"{1000 * seconds:.2f} ms"
+            )

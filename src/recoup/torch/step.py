@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 import torch
 from torch import fx
 
 from recoup.builder import GraphBuilder
-from recoup.graph import Graph
+from recoup.graph import Graph, Implementation
 from recoup.torch.costs import Cost, tensors_of
 from recoup.torch.joint import ARRIVAL, Joint, JointOp
 from recoup.torch.memory import allocated_size
@@ -29,6 +30,7 @@ def step_graph(
     sizes = _sizes(joint, costs, device)
     made = {storage for op in joint.ops for storage in op.writes}
     tangents = list(dict.fromkeys(joint.storage_of[node] for node in joint.inputs[1] if node in joint.storage_of))
+    overwritten = _overwritten(joint, costs, sizes)
     for index, storage in enumerate(joint.storages):
         builder.value(storage.id, sizes[index])
 
@@ -37,12 +39,14 @@ def step_graph(
 
     def add(op: JointOp) -> None:
         cost = costs[op.id]
+        over = overwritten.get(op.id)
+        pair = None if over is None else (joint.storages[over[0]].id, joint.storages[over[1]].id)
+        implementation = Implementation(
+            tuple(ids(op.reads)), tuple(ids(op.writes)), cost.seconds, cost.workspace, inplace=pair
+        )
         builder.op(
             op.id,
-            inputs=ids(op.reads),
-            outputs=ids(op.writes),
-            time=cost.seconds,
-            workspace=cost.workspace,
+            implementations=[implementation],
             name=str(op.node.target),
             phase=op.phase,
             once=op.once,
@@ -66,6 +70,19 @@ def step_graph(
         if op.phase == "backward":
             add(op)
     return builder.build(outputs=ids(sorted((joint.stays & made) | set(tangents))))
+
+
+def _overwritten(joint: Joint, costs: Mapping[str, Cost], sizes: list[int]) -> dict[str, tuple[int, int]]:
+    """Which input each fused kernel writes its result over: one that nothing after it reads, of the same size."""
+    made = {storage for op in joint.ops for storage in op.writes} - joint.stays
+    last = {storage: op.id for op in joint.ops for storage in op.reads}
+    pairs: dict[str, tuple[int, int]] = {}
+    for op in joint.ops:
+        dying = [storage for storage in op.reads if storage in made and last[storage] == op.id]
+        for read, write in product(dying if costs[op.id].in_place else (), op.writes):
+            if sizes[read] == sizes[write] > 0 and write not in joint.stays:
+                pairs.setdefault(op.id, (read, write))
+    return pairs
 
 
 def _sizes(joint: Joint, costs: Mapping[str, Cost], device: torch.device) -> list[int]:

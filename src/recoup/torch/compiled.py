@@ -76,7 +76,7 @@ def compile_step(
     Where the plain step seems to fit, PyTorch's own partitioner goes first: if it does fit, there is nothing to plan.
     """
     best: _Tried | None = None
-    correction, plainly, over = 0, True, 0
+    correction, plainly, over, budget = 0, True, 0, 0
     for _ in range(ATTEMPTS):
         partitioner = _Partitioner(planner, correction, plainly)
         try:
@@ -93,16 +93,17 @@ def compile_step(
         planner.reporter.tried(step.plan.peak_bytes, tried.peak_bytes, tried.seconds)
         if tried.peak_bytes <= step.budget and (best is None or tried.seconds < best.seconds):
             best = tried
-        room = step.budget - tried.peak_bytes
+        budget = step.budget
+        room = budget - tried.peak_bytes
         if room >= 0 and (partitioner.is_plain or room < CLOSE * step.budget or not step.repeats):
             break
-        over = min(over, room)
+        over = room if over == 0 else max(over, room)
         if not partitioner.is_plain:
             correction += tried.peak_bytes - step.plan.peak_bytes + (int(MARGIN * step.budget) if room < 0 else 0)
         plainly = False
     if best is None:
         raise BudgetError(
-            f"no compiled step was found within {format_bytes(step.budget)}: the best needs {format_bytes(-over)} more"
+            f"no compiled step was found within {format_bytes(budget)}: the best needs {format_bytes(-over)} more"
         )
     return best.function, best.step
 

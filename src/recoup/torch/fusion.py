@@ -2,8 +2,8 @@
 
 Inductor computes pointwise operators inside the kernel that reads them. So a value exists only if something that is no
 fused kernel reads it (a convolution, a matrix product, attention), if the step returns it, if it is a reduction's
-result, or if inlining it further would read too much. Everything else is folded into its readers: it costs no kernel, it
-holds no memory, and the backward computes it again for free from what it reads anyway.
+result, or if inlining it further would read too much. Everything else is folded into its readers: it costs no kernel,
+it holds no memory, and the backward computes it again for free from what it reads anyway.
 
 A fused kernel costs the bytes that it reads and writes. Only forward kernels are ever run again, so these decide.
 """

@@ -61,8 +61,8 @@ def compile_joint(module: fx.GraphModule, args: Sequence[Any], partition: Partit
     def split(joint: fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
         return partition(joint, num_fwd_outputs)
 
-    def run(half: fx.GraphModule, _inputs: Any) -> Callable[..., Any]:
-        return boxed(half)
+    def run(gm: fx.GraphModule, example_inputs: Any) -> Any:
+        return boxed(gm)
 
     return torch._dynamo.disable(
         aot_module_simplified(module, list(args), fw_compiler=run, bw_compiler=run, partition_fn=split),
@@ -131,7 +131,7 @@ def is_random(node: fx.Node) -> bool:
     for position, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
         if argument.name in ("dropout_p", "p"):
             given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name, 0.0)
-            return given != 0.0
+            return bool(given != 0.0)
     return True
 
 
@@ -169,8 +169,8 @@ _GENERATED = {
     getattr(torch.ops.aten, name)
     for name in (
         "sum", "mean", "amax", "amin", "var", "var_mean", "std", "any", "all", "argmax", "argmin", "prod", "max", "min",
-        "cumsum", "_softmax", "_log_softmax", "embedding", "cat", "constant_pad_nd", "avg_pool2d", "max_pool2d_with_indices",
-        "upsample_nearest2d", "slice_scatter", "select_scatter",
+        "cumsum", "_softmax", "_log_softmax", "embedding", "cat", "constant_pad_nd", "avg_pool2d",
+        "max_pool2d_with_indices", "upsample_nearest2d", "slice_scatter", "select_scatter",
     )
 } | {
     getattr(torch.ops.prims, name)
@@ -184,7 +184,8 @@ class _PlannedPartitioner(CustomPartitionerFn):
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
 
-    def __call__(self, gm: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
+    def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **options: Any) -> Any:
+        num_fwd_outputs = options.pop("num_fwd_outputs")
         halves = self._partition(gm, num_fwd_outputs)
         if halves is None:
             return min_cut_rematerialization_partition(gm, joint_inputs, num_fwd_outputs=num_fwd_outputs, **options)

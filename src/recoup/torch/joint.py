@@ -167,7 +167,7 @@ class _Reader:
 
 def _running_statistics(node: fx.Node) -> dict[fx.Node, fx.Node]:
     """Old to new running statistics. A training-mode batch norm returns new ones; nothing else depends on the old."""
-    places = BATCH_NORMS.get(node.target)  # type: ignore[arg-type]
+    places = BATCH_NORMS.get(node.target)  # type: ignore[call-overload]
     if places is None or (places == (3, 4) and node.args[5] is not True):
         return {}
     new = {user.args[1]: user for user in node.users if user.target is operator.getitem}

@@ -21,8 +21,8 @@ AUTO_MARGIN = 0.05  # of what is free that budget="auto" leaves: fragmentation, 
 def allocated_size(size: int, device: torch.device) -> int:
     """Bytes that a storage of ``size`` bytes counts for in ``torch.cuda.memory_allocated``, or on CPU its own.
 
-    CUDA rounds to 512 bytes. Without expandable segments a large block comes from a segment of whole 2 MiB pieces, and a
-    rest of up to 1 MiB stays with the block.
+    CUDA rounds to 512 bytes. Without expandable segments a large block comes from a segment of whole 2 MiB pieces, and
+    a rest of up to 1 MiB stays with the block.
     """
     if device.type != "cuda" or size == 0:
         return size

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any
 
 import torch
 from torch import fx, nn
 
-from recoup.errors import CaptureError
+from recoup.errors import CaptureError, RecoupError
 from recoup.planfile import Plan
 from recoup.torch.internals import compile_dynamo
 from recoup.torch.part import Part, Planned
@@ -19,15 +19,7 @@ from recoup.torch.settings import Mode, Settings, given_plan
 from recoup.torch.store import Where
 from recoup.units import Budget
 
-Target = TypeVar("Target", bound=Callable[..., Any])
-
 _SESSION = "_recoup_session"
-
-
-@overload
-def optimize(target: Target, /, budget: Budget = None, **options: Any) -> Target: ...
-@overload
-def optimize(target: None = None, /, budget: Budget = None, **options: Any) -> Callable[[Target], Target]: ...
 
 
 def optimize(
@@ -56,13 +48,13 @@ def optimize(
             return F.cross_entropy(model(x), y)
 
     The budget counts everything that PyTorch has allocated on the device at the step's peak: parameters, gradients,
-    optimizer state, inputs and what the step makes. It is bytes (``"6GiB"``, an integer), a fraction of the plain step's
-    peak (``0.5``), or ``"auto"``: what is free on the device, less 5 %. When more is resident than was planned for, the
-    step is planned again; ``reserve`` leaves room ahead of time. Calls without gradients run as before.
+    optimizer state, inputs and what the step makes. It is bytes (``"6GiB"``, an integer), a fraction of the plain
+    step's peak (``0.5``), or ``"auto"``: what is free on the device, less 5 %. When more is resident than was planned
+    for, the step is planned again; ``reserve`` leaves room ahead of time. Calls without gradients run as before.
 
-    ``compile`` is ``"inductor"`` (the default on CUDA) or ``"eager"``; ``planner``, ``time_limit`` and ``gap`` are those
-    of :func:`recoup.solve`; ``cache`` is a folder, True or False; ``plan`` is one made by :func:`recoup.plan`, or its
-    file. ``verbose`` shows progress; by default on a terminal.
+    ``compile`` is ``"inductor"`` (the default on CUDA) or ``"eager"``; ``planner``, ``time_limit`` and ``gap`` are
+    those of :func:`recoup.solve`; ``cache`` is a folder, True or False; ``plan`` is one made by :func:`recoup.plan`,
+    or its file. ``verbose`` shows progress; by default on a terminal.
     """
     ready = given_plan(plan)
     if ready is not None and budget is None:
@@ -95,7 +87,10 @@ def _planned(function: Callable[..., Any], session: Session) -> Callable[..., An
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return function(*args, **kwargs)
         session.begin()
-        result = compiled(*args, **kwargs)
+        try:
+            result = compiled(*args, **kwargs)
+        except RecoupError as problem:
+            raise problem.with_traceback(None) from None  # the way through Dynamo says nothing to the user
         if session.calls == 0:
             raise CaptureError(
                 "torch.compile captured nothing of this step, so it ran unplanned; "

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from recoup.errors import CaptureError
-from recoup.judge import memory_curve, simulate
+from recoup.judge import simulate
 from recoup.planfile import Plan
 from recoup.schedule import Schedule
 from recoup.torch import compiled, eager
@@ -54,6 +54,7 @@ class Part:
             session.note(f"the program is planned in parts; one ends here: {self.ends_early}")
 
     def __call__(self, *args: Any) -> Any:
+        """Run this part by its plan."""
         self.session.calls += 1
         variant = self._variant(args)
         self.current = variant
@@ -69,7 +70,8 @@ class Part:
         plan = self.current.plan
         position = plan.schedule.steps().index(ARRIVAL)
         workspace = plan.graph.ops[plan.graph.op_index[ARRIVAL]].workspace
-        return int(memory_curve(plan.graph, plan.schedule)[position]) - workspace - plan.graph.resident_bytes
+        judged = simulate(plan.graph, plan.schedule)
+        return int(judged.memory[position]) - workspace - plan.graph.resident_bytes
 
     def plain_need(self) -> int:
         """Bytes above the resident part at the peak of this part's plain step."""

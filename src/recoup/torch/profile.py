@@ -148,7 +148,7 @@ def _largest_index(node: fx.Node) -> int:
     name = str(node.target)
     first = node.args[0].meta.get("val") if node.args and isinstance(node.args[0], fx.Node) else None
     if "embedding_dense_backward" in name:
-        return int(node.args[2])  # type: ignore[call-overload]
+        return int(node.args[2])  # type: ignore[arg-type]
     if "embedding" in name and isinstance(first, torch.Tensor):
         return first.shape[0]
     if "nll_loss" in name and isinstance(first, torch.Tensor):

@@ -88,8 +88,8 @@ def _use_cudnn_batch_norm(graph: fx.Graph, node: fx.Node) -> None:
     for backward in backwards:
         grad, x_, weight_, mean_, variance_, save_mean, save_rstd, train, eps_, mask = backward.args
         with graph.inserting_before(backward):
-            args = (grad, x_, weight_, mean_, variance_, save_mean, save_rstd, train, eps_, mask, kept)
-            fresh = graph.call_function(aten.batch_norm_backward.default, args)
+            given = (grad, x_, weight_, mean_, variance_, save_mean, save_rstd, train, eps_, mask, kept)
+            fresh = graph.call_function(aten.batch_norm_backward.default, given)
             fresh.meta.update(backward.meta)
         backward.replace_all_uses_with(fresh)
         graph.erase_node(backward)

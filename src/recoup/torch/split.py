@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from recoup.torch.costs import tensors_of
 from recoup.torch.joint import ARRIVAL, Joint, JointOp
 from recoup.torch.rng import CPU_STATE_BYTES, run_again, run_first
 
@@ -115,10 +116,8 @@ class _Half:
         def read(node: fx.Node) -> fx.Node:
             return self._value(op.when_again.get(node, node) if again else node)
 
-        if op.id in self.replayed:
-            result = self._run_random(op, read)
-        else:
-            result = self.graph.node_copy(op.node, read)
+        random = op.id in self.replayed
+        result = self._run_random(op, read) if random else self.graph.node_copy(op.node, read)
         parts = [user for user in op.node.users if user.target is operator.getitem and user in self.joint.maker]
         keep = self.joint.stays if again else set()
         self._forget_views(op, keep)
@@ -126,11 +125,13 @@ class _Half:
             self.at[op.node] = result
         for part in parts:
             if self.joint.storage_of.get(part) not in keep:
-                self.at[part] = self.graph.node_copy(part, lambda _, result=result: result)
+                self.at[part] = self.graph.call_function(operator.getitem, (result, part.args[1]))
+                self.at[part].meta.update(part.meta)
 
     def _run_random(self, op: JointOp, read: Any) -> fx.Node:
         """Through :mod:`recoup.torch.rng`, with the generator's state beside the result the first time."""
-        target, args, kwargs = op.node.target, fx.map_arg(op.node.args, read), fx.map_arg(op.node.kwargs, read)
+        target: Any = op.node.target
+        args, kwargs = fx.map_arg(op.node.args, read), fx.map_arg(op.node.kwargs, read)
         if op.id in self.states:
             result = self.graph.call_function(run_again, (self.states[op.id], target, *args), kwargs)
         else:
@@ -150,7 +151,6 @@ class _Half:
 
 def _fake_state(node: fx.Node) -> torch.Tensor:
     """A description of a generator's state, for AOTAutograd, which wants one for everything that is saved."""
-    value = node.meta["val"]
-    tensor = value if isinstance(value, torch.Tensor) else value[0]
+    tensor: Any = tensors_of(node.meta["val"])[0]
     with tensor.fake_mode:
         return torch.empty(CPU_STATE_BYTES if tensor.device.type == "cpu" else 16, dtype=torch.uint8, device="cpu")

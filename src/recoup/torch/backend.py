@@ -1,0 +1,28 @@
+"""``torch.compile(model, backend="recoup", options={"budget": "6GiB"})``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+
+from recoup.errors import BudgetError
+from recoup.torch.part import Part
+from recoup.torch.session import Session
+from recoup.torch.settings import Settings, given_plan
+
+
+def recoup(module: fx.GraphModule, _inputs: Any, **options: Any) -> Callable[..., Any]:
+    """What PyTorch calls with each captured part; the options are those of :func:`recoup.optimize`.
+
+    Each part is planned when it first runs, for what is resident then.
+    """
+    options = dict(options.pop("options", None) or {}) | options
+    if "budget" not in options and "plan" not in options:
+        raise BudgetError("backend='recoup' needs a budget: torch.compile(..., options={'budget': '6GiB'})")
+    plan = given_plan(options.pop("plan", None))
+    budget = options.pop("budget", None if plan is None else plan.budget_bytes)
+    session = Session(Settings(budget, plan=plan, **options))
+    session.parts.append(Part(session, module))
+    return session.parts[0]

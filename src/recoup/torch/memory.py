@@ -53,6 +53,7 @@ def resident_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         warm_up(device)
         return torch.cuda.memory_allocated(device)
+    gc.collect()
     return live_bytes(_live_tensors(), device)
 
 
@@ -91,7 +92,6 @@ def measure_peak(function: Callable[[], Any], device: torch.device) -> int:
         function()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device)
-    gc.collect()
     before = resident_bytes(device)
     return before + max(allocation_curve(function), default=0)
 

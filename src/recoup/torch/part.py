@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,6 @@ from recoup.planfile import Plan
 from recoup.schedule import Schedule
 from recoup.torch import compiled, eager
 from recoup.torch.internals import graph_break
-from recoup.torch.joint import ARRIVAL
 from recoup.torch.planning import StepPlanner
 from recoup.torch.progress import Reporter
 from recoup.torch.session import Session
@@ -62,17 +62,6 @@ class Part:
             self.session.ran.append(self)
         return variant.function(*args)
 
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes this part holds between its forward and its backward, by the plan in use."""
-        if self.current is None or self.current.plan is None:
-            return 0
-        plan = self.current.plan
-        position = plan.schedule.steps().index(ARRIVAL)
-        workspace = plan.graph.ops[plan.graph.op_index[ARRIVAL]].workspace
-        judged = simulate(plan.graph, plan.schedule)
-        return int(judged.memory[position]) - workspace - plan.graph.resident_bytes
-
     def plain_need(self) -> int:
         """Bytes above the resident part at the peak of this part's plain step."""
         if self.current is None or self.current.plan is None:
@@ -111,6 +100,7 @@ class Part:
             )
             compile_step = eager.compile_step if mode == "eager" else compiled.compile_step
             function, step = compile_step(self.module, args, planner)
+        gc.collect()  # what tracing leaves behind must not count as resident
         if step is None:
             return Variant(function, 2**62, None)
         if session.only_plan:

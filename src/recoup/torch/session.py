@@ -91,15 +91,15 @@ class Session:
         return self.settings.compile or ("inductor" if device.type == "cuda" else "eager")
 
     def resident(self, device: torch.device, args: Sequence[Any]) -> int:
-        """Bytes on the device now. On CPU live storages are searched for only when gradients or optimizer state,
-        the things that grow, have changed; what earlier parts keep for their backward is not seen there, but known."""
+        """Bytes on the device now. On CPU live storages are searched for only when gradients or optimizer state, the
+        things that grow, have changed, or another part runs."""
         if device.type == "cuda":
             return resident_bytes(device)
         grads = [arg.grad for arg in args if isinstance(arg, torch.Tensor) and arg.is_leaf and arg.grad is not None]
         token = (live_bytes(grads, device), tuple(_optimizer_tensors.values()), len(self.ran))
         if self._scanned is None or self._scanned[0] != token:
             self._scanned = (token, resident_bytes(device))
-        return self._scanned[1] + sum(part.kept_bytes for part in self.ran)
+        return self._scanned[1]
 
     def note(self, text: str) -> None:
         """Tell the user once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -9,8 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
-
 from recoup.errors import BudgetError
 from recoup.torch.fusion import folded_nodes, fused_costs, is_fused_kernel
 from recoup.torch.internals import compile_inductor
@@ -21,11 +20,13 @@ from recoup.torch.profile import profile
 from recoup.torch.rewrite import split_convolutions
 from recoup.torch.split import split
 from recoup.units import format_bytes
+from torch import fx
 
 ATTEMPTS = 3  # how often a step is compiled to make its measured peak meet the budget
 CLOSE = 0.015  # of the budget: a measured peak this close below it is not worth another compilation
 MARGIN = 0.003  # of the budget: added to what a measured peak was over the prediction
-PLAIN = 1.25  # of the budget: up to this predicted plain peak, the plain step itself may fit
+OUT_OF_MEMORY = 0.1  # of the prediction: taken for its error when the device had no room to measure it
+PLAIN = 1.05  # of the budget: up to this predicted plain peak, the plain step itself may fit
 
 
 @dataclass
@@ -47,7 +48,9 @@ class _Partitioner:
                 return None
         split_convolutions(traced)
         joint = read_joint(traced, outputs, folded_nodes(traced))
-        self.step = self.planner.plan(joint, self._costs(joint), self.correction)
+        self.step = self.planner.reuse(joint) if self.plainly else None
+        if self.step is None:
+            self.step = self.planner.plan(joint, self._costs(joint), self.correction)
         return split(joint, [str(step) for step in self.step.plan.schedule.steps()])
 
     def _costs(self, joint: Any) -> Any:
@@ -76,7 +79,7 @@ def compile_step(
     Where the plain step seems to fit, PyTorch's own partitioner goes first: if it does fit, there is nothing to plan.
     """
     best: _Tried | None = None
-    correction, plainly, over, budget = 0, True, 0, 0
+    correction, plainly, over, budget = 0, planner.settings.plan is None, 0, 0
     for _ in range(ATTEMPTS):
         partitioner = _Partitioner(planner, correction, plainly)
         try:
@@ -89,7 +92,11 @@ def compile_step(
         if step is None:
             return function, step
         planner.reporter.say("trying out the compiled step")
-        tried = _try_out(function, args, step, planner)
+        try:
+            tried = _try_out(function, args, step, planner)
+        except torch.OutOfMemoryError:
+            tried = _Tried(function, step, int(step.plan.peak_bytes * (1 + OUT_OF_MEMORY)), math.inf)
+            torch.cuda.empty_cache()
         planner.reporter.tried(step.plan.peak_bytes, tried.peak_bytes, tried.seconds)
         if tried.peak_bytes <= step.budget and (best is None or tried.seconds < best.seconds):
             best = tried

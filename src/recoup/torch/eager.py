@@ -26,9 +26,11 @@ def compile_step(
         split_convolutions(traced)
         use_best_batch_norm(traced)
         joint = read_joint(traced, outputs)
-        store = planner.store
-        measured = profile([op.node for op in joint.ops], store, planner.reporter.measured)
-        made.append(planner.plan(joint, {op.id: measured[signature(op.node)] for op in joint.ops}))
+        step = planner.reuse(joint)
+        if step is None:
+            measured = profile([op.node for op in joint.ops], planner.store, planner.reporter.measured)
+            step = planner.plan(joint, {op.id: measured[signature(op.node)] for op in joint.ops})
+        made.append(step)
         return split(joint, [str(step) for step in made[0].plan.schedule.steps()])
 
     function = compile_joint(module, args, partition)

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
-
 from recoup.errors import CaptureError
 from recoup.judge import simulate
 from recoup.planfile import Plan
@@ -19,6 +17,7 @@ from recoup.torch.internals import graph_break
 from recoup.torch.planning import StepPlanner
 from recoup.torch.progress import Reporter
 from recoup.torch.session import Session
+from torch import fx
 
 
 @dataclass(frozen=True)
@@ -96,17 +95,21 @@ class Part:
                 mode,
                 resident,
                 self.share_later,
+                session.known if self._dynamic else (),
                 reporter,
             )
             compile_step = eager.compile_step if mode == "eager" else compiled.compile_step
             function, step = compile_step(self.module, args, planner)
         gc.collect()  # what tracing leaves behind must not count as resident
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
         if step is None:
             return Variant(function, 2**62, None)
         if session.only_plan:
             if self.ends_early:
                 raise CaptureError(f"a plan holds one graph, and this program is captured in parts: {self.ends_early}")
             raise Planned(step.plan)
+        session.known.append(step)
         return Variant(function, step.resident, step.plan)
 
 

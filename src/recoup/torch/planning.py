@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-
 from recoup.errors import BudgetError, PlanError, ScheduleError
 from recoup.graph import Graph
 from recoup.judge import simulate
@@ -17,7 +16,8 @@ from recoup.schedule import Schedule
 from recoup.solving import solve
 from recoup.torch.costs import Cost, tensors_of
 from recoup.torch.difference import difference
-from recoup.torch.joint import Joint, JointOp
+from recoup.torch.estimate import estimate
+from recoup.torch.joint import ARRIVAL, Joint, JointOp
 from recoup.torch.progress import Reporter
 from recoup.torch.rng import CPU_STATE_BYTES
 from recoup.torch.settings import Settings
@@ -52,6 +52,8 @@ class StepPlanner:
     mode: str
     now: int
     share_later: float
+    known: Sequence[StepPlan]
+    """Plans for other shapes of the same program."""
     reporter: Reporter
 
     @property
@@ -59,41 +61,72 @@ class StepPlanner:
         """The device whose memory is planned."""
         return self.store.device
 
+    @property
+    def resident(self) -> int:
+        """Bytes to plan for around the step: what is there, and what the user reserved."""
+        return self.now + self.settings.reserve_bytes
+
     def plan(self, joint: Joint, costs: Mapping[str, Cost], correction: int = 0) -> StepPlan:
         """The plan; its prediction was found to be ``correction`` bytes too low, and they are added to it."""
-        resident = self.now + self.settings.reserve_bytes
-        exact = step_graph(joint, costs, self.device, resident)
-        plain = simulate(exact, Schedule.default(exact)).peak_bytes
-        budget = resolve_budget(self.budget, plain)
-        assert budget is not None
+        plain = self.plain(joint, costs)
+        budget, resident = plain.budget, self.resident
         if self.settings.plan is not None:
-            return StepPlan(_checked(self.settings.plan, exact, self.where()), budget, resident)
-        between = int(self.share_later * max(0, budget - resident))
+            return StepPlan(_checked(self.settings.plan, plain.plan.graph, self.where()), budget, resident)
         grain = -(-budget // GRAIN)
         for assumed in (-(-resident // grain) * grain, resident):
-            graph = step_graph(joint, costs, self.device, max(0, assumed + correction), between=between)
-            plan, why = self._solve(graph, budget)
-            while plan is not None and (missing := _random_states(joint, plan) - graph.resident_bytes + assumed) > 0:
-                graph = replace(graph, resident_bytes=graph.resident_bytes + missing)
-                plan, why = self._solve(graph, budget)
+            states = 0
+            while True:
+                around = max(0, assumed + correction + states)
+                plan, why = self._solve(self._graph(joint, costs, budget, around), budget)
+                if plan is None or (needed := _random_states(joint, plan)) <= states:
+                    break
+                states = needed
             if plan is not None:
-                self.reporter.planned(plan, plain)
+                self.reporter.planned(plan, plain.plan.peak_bytes)
                 return StepPlan(replace(plan, profiled_on=self.where()), budget, assumed)
         raise BudgetError(
             f"a budget of {format_bytes(budget)} is not enough for this step ({format_bytes(resident)} are resident, "
-            f"{format_bytes(plain)} is its plain peak): {why}"
+            f"{format_bytes(plain.plan.peak_bytes)} is its plain peak): {why}"
         )
 
+    def reuse(self, joint: Joint) -> StepPlan | None:
+        """A schedule made for another shape, if it is one of the same ops and fits here; the plain one if that fits.
+
+        So a program whose shapes vary is measured and planned for the largest, not for each.
+        """
+        for other in reversed(self.known):
+            old = {op.id: op for op in other.plan.graph.ops}
+            if old.keys() != {op.id for op in joint.ops} | {ARRIVAL}:
+                continue
+            rates = self.store.rates()
+            costs = {op.id: replace(estimate(op.node, rates), workspace=old[op.id].workspace) for op in joint.ops}
+            plain = self.plain(joint, costs)
+            graph = self._graph(
+                joint, costs, plain.budget, self.resident + CPU_STATE_BYTES * sum(op.random for op in joint.ops)
+            )
+            for steps in (plain.plan.schedule.steps(), other.plan.schedule.steps()):
+                plan = _stored(steps, graph, plain.budget)
+                if plan is not None:
+                    return StepPlan(replace(plan, profiled_on=self.where()), plain.budget, self.resident)
+        return None
+
     def plain(self, joint: Joint, costs: Mapping[str, Cost]) -> StepPlan:
-        """The step as it is, with nothing recomputed, whether it fits or not."""
-        resident = self.now + self.settings.reserve_bytes
-        graph = step_graph(joint, costs, self.device, resident)
+        """The step as it is, with nothing recomputed, whether it fits or not.
+
+        A fraction is of the largest shape's plain peak.
+        """
+        graph = step_graph(joint, costs, self.device, self.resident)
         schedule = Schedule.default(graph)
         judged = simulate(graph, schedule)
         budget = resolve_budget(self.budget, judged.peak_bytes)
         assert budget is not None
+        budget = max([budget, *(step.budget for step in self.known)])
         plan = Plan(graph, schedule, judged.cost, judged.peak_bytes, method="plain", profiled_on=self.where())
-        return StepPlan(plan, budget, resident)
+        return StepPlan(plan, budget, self.resident)
+
+    def _graph(self, joint: Joint, costs: Mapping[str, Cost], budget: int, around: int) -> Graph:
+        between = int(self.share_later * max(0, budget - self.resident))
+        return step_graph(joint, costs, self.device, around, between=between)
 
     def where(self) -> str:
         """Where a plan was measured: hardware, then what the numbers depend on."""

@@ -17,6 +17,7 @@ from recoup.units import Budget
 
 if TYPE_CHECKING:
     from recoup.torch.part import Part
+    from recoup.torch.planning import StepPlan
 
 _optimizer_tensors: dict[int, int] = {}  # how many tensors each optimizer holds, to notice when that changes
 
@@ -44,6 +45,8 @@ class Session:
     parts: list[Part] = field(default_factory=list)
     ran: list[Part] = field(default_factory=list)
     """The parts that ran forward in the current call, in order."""
+    known: list[StepPlan] = field(default_factory=list)
+    """Every plan made so far."""
     _device: torch.device | None = None
     _store: Store | None = None
     _automatic: int | None = None

@@ -86,7 +86,9 @@ def limited(model: str, budget: int, size: str, device: str, mode: str, time_lim
     if place.type == "cuda":
         total = torch.cuda.get_device_properties(place).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, budget * (1 + SLACK) / total), 0)
-    found = planned(model, build(model, size, place), place, budget, mode, time_limit)
+    found = planned(
+        model, build(model, size, place), place, budget, "eager" if mode == "eager" else "inductor", time_limit
+    )
     print(json.dumps(found.data()))
 
 

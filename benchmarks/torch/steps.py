@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -16,6 +15,7 @@ import recoup
 import torch
 from recoup.torch.memory import measure_peak
 from recoup.torch.models import Example, example
+from recoup.torch.settings import Mode
 
 GIB = 2**30
 AUTOCAST = ("gpt", "llama")  # trained in bf16, the networks of convolutions in fp32
@@ -40,9 +40,8 @@ class Measured:
         line += f"   reserved {self.reserved_bytes / GIB:6.2f}   first step {self.first_step_seconds:5.1f} s"
         if self.budget_bytes is not None and self.predicted_bytes is not None:
             error = self.predicted_bytes / self.peak_bytes - 1
-            line += (
-                f"   budget {self.budget_bytes / GIB:.3f}   predicted {self.predicted_bytes / GIB:.3f} ({error:+.2%})"
-            )
+            line += f"   budget {self.budget_bytes / GIB:.3f}"
+            line += f"   predicted {self.predicted_bytes / GIB:.3f} ({error:+.2%})"
             line += "" if self.peak_bytes <= self.budget_bytes else "   OVER BUDGET"
         return line
 
@@ -91,7 +90,7 @@ def _step(name: str, made: Example, device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def planned(name: str, made: Example, device: torch.device, budget: int, mode: str, time_limit: float) -> Measured:
+def planned(name: str, made: Example, device: torch.device, budget: int, mode: Mode, time_limit: float) -> Measured:
     """recoup's step within ``budget`` bytes."""
     recoup.optimize(made.model, budget=budget, compile=mode, time_limit=time_limit)
     took = measure(name, f"recoup {mode}", made, device)
@@ -105,6 +104,3 @@ def forget() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-Contender = Callable[[Example], Any]

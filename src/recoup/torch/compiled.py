@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,23 +34,28 @@ class _Partitioner:
     """Plans the graph that Inductor hands over; ``plainly`` lets PyTorch's own partitioner go first where it may do."""
 
     planner: StepPlanner
-    correction: int
+    correction: int | None
+    """What to add to the prediction; None for what was learned when this step was last compiled."""
     plainly: bool
     step: StepPlan | None = None
     is_plain: bool = False
+    learned: bool = False
+    key: str = ""
 
     def __call__(self, traced: fx.GraphModule, outputs: int) -> tuple[fx.GraphModule, fx.GraphModule] | None:
-        plain = read_joint(traced, outputs, folded_nodes(traced)) if self.plainly else None
-        if plain is not None:
-            self.step = self.planner.plain(plain, self._costs(plain))
-            self.is_plain = self.step.plan.peak_bytes <= PLAIN * self.step.budget
-            if self.is_plain:
-                return None
+        plain = read_joint(traced, outputs, folded_nodes(traced))
+        self.step = self.planner.plain(plain, self._costs(plain))
+        self.key = f"correction {self.step.plan.graph.fingerprint} {self.step.budget}"
+        self.is_plain = self.plainly and self.step.plan.peak_bytes <= PLAIN * self.step.budget
+        if self.is_plain:
+            return None
         split_convolutions(traced)
         joint = read_joint(traced, outputs, folded_nodes(traced))
-        self.step = self.planner.reuse(joint) if self.plainly else None
-        if self.step is None:
-            self.step = self.planner.plan(joint, self._costs(joint), self.correction)
+        reused = self.planner.reuse(joint) if self.plainly else None
+        if self.correction is None:
+            known = self.planner.store.recall(self.key)
+            self.learned, self.correction = known is not None, sum(known or [self.planner.hint])
+        self.step = reused or self.planner.plan(joint, self._costs(joint), self.correction)
         return split(joint, [str(step) for step in self.step.plan.schedule.steps()])
 
     def _costs(self, joint: Any) -> Any:
@@ -69,6 +74,7 @@ class _Tried:
     step: StepPlan
     peak_bytes: int
     seconds: float
+    correction: int = 0
 
 
 def compile_step(
@@ -79,7 +85,8 @@ def compile_step(
     Where the plain step seems to fit, PyTorch's own partitioner goes first: if it does fit, there is nothing to plan.
     """
     best: _Tried | None = None
-    correction, plainly, over, budget = 0, planner.settings.plan is None, 0, 0
+    correction: int | None = None
+    plainly, over, budget = planner.settings.plan is None, 0, 0
     for _ in range(ATTEMPTS):
         partitioner = _Partitioner(planner, correction, plainly)
         try:
@@ -98,21 +105,24 @@ def compile_step(
             tried = _Tried(function, step, int(step.plan.peak_bytes * (1 + OUT_OF_MEMORY)), math.inf)
             torch.cuda.empty_cache()
         planner.reporter.tried(step.plan.peak_bytes, tried.peak_bytes, tried.seconds)
-        if tried.peak_bytes <= step.budget and (best is None or tried.seconds < best.seconds):
-            best = tried
-        budget = step.budget
-        room = budget - tried.peak_bytes
-        if room >= 0 and (partitioner.is_plain or room < CLOSE * step.budget or not step.repeats):
+        budget, room = step.budget, step.budget - tried.peak_bytes
+        if room >= 0 and (best is None or tried.seconds < best.seconds):
+            best = replace(tried, correction=partitioner.correction or 0)
+        well = partitioner.is_plain or partitioner.learned or room < CLOSE * budget or not step.repeats
+        if room >= 0 and well:
             break
         over = room if over == 0 else max(over, room)
         if not partitioner.is_plain:
-            correction += tried.peak_bytes - step.plan.peak_bytes + (int(MARGIN * step.budget) if room < 0 else 0)
+            correction = (partitioner.correction or 0) + tried.peak_bytes - step.plan.peak_bytes
+            correction += int(MARGIN * budget) if room < 0 else 0
         plainly = False
     if best is None:
         raise BudgetError(
             f"no compiled step was found within {format_bytes(budget)}: the best needs {format_bytes(-over)} more"
         )
-    return best.function, best.step
+    if best.step.repeats:
+        planner.store.keep(partitioner.key, [best.correction])
+    return best.function, replace(best.step, correction=best.correction)
 
 
 def _try_out(function: Callable[..., Any], args: Sequence[Any], step: StepPlan, planner: StepPlanner) -> _Tried:

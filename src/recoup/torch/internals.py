@@ -12,8 +12,6 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
 
-import torch
-from torch import fx
 from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import get_default_op_list, min_cut_rematerialization_partition
@@ -23,6 +21,9 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.graph import _BoxedCodeGen
 from torch.utils._python_dispatch import _disable_current_modes
+
+import torch
+from torch import fx
 
 Partition = Callable[[fx.GraphModule, int], tuple[fx.GraphModule, fx.GraphModule] | None]
 
@@ -144,7 +145,17 @@ def is_once(node: fx.Node) -> bool:
     if namespace in ("_c10d_functional", "c10d_functional", "c10d", "_dtensor", "symm_mem"):
         return True
     schema = getattr(target, "_schema", None)
-    return schema is None or schema.is_mutable
+    return schema is None or schema.is_mutable or _differs_each_time(node)
+
+
+def _differs_each_time(node: fx.Node) -> bool:
+    """Whether a second run may differ in the last bits: ops that add with atomics on CUDA."""
+    value = node.meta.get("val")
+    name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+    return isinstance(value, torch.Tensor) and value.device.type == "cuda" and name in _ATOMIC
+
+
+_ATOMIC = {"scatter_add", "scatter_reduce", "index_add", "index_put", "_unsafe_index_put", "put", "cumsum"}
 
 
 @cache

@@ -96,6 +96,7 @@ class Part:
                 resident,
                 self.share_later,
                 session.known if self._dynamic else (),
+                session.known[-1].correction if session.known else 0,
                 reporter,
             )
             compile_step = eager.compile_step if mode == "eager" else compiled.compile_step

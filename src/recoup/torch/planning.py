@@ -35,6 +35,8 @@ class StepPlan:
     plan: Plan
     budget: int
     resident: int
+    correction: int = 0
+    """By how much the prediction was corrected after the step had been tried out."""
 
     @property
     def repeats(self) -> bool:
@@ -54,6 +56,8 @@ class StepPlanner:
     share_later: float
     known: Sequence[StepPlan]
     """Plans for other shapes of the same program."""
+    hint: int
+    """The correction that another compilation of this program needed."""
     reporter: Reporter
 
     @property
@@ -136,7 +140,7 @@ class StepPlanner:
         """A plan from the store or from the planner, or why there is none."""
         settings = self.settings
         key = f"{graph.fingerprint} {limit} {settings.planner} {settings.gap} {settings.time_limit}"
-        plan = _stored(self.store.plan(key), graph, limit)
+        plan = _stored(self.store.recall(key), graph, limit)
         if plan is not None:
             return plan, ""
         solution = solve(
@@ -149,7 +153,7 @@ class StepPlanner:
         )
         if solution.schedule is None:
             return None, solution.why()
-        self.store.remember_plan(key, solution.schedule.steps())
+        self.store.keep(key, solution.schedule.steps())
         return Plan.of(solution), ""
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
 from recoup import __version__
 from recoup.errors import RecoupError
 from recoup.files import write_text
@@ -99,14 +98,14 @@ class Store:
             self._write("costs", data)
             self._changed = False
 
-    def plan(self, key: str) -> list[Any] | None:
-        """The steps of the schedule that was found for this key."""
-        steps = self._read(f"plan-{_digest(key)}").get("steps")
-        return steps if isinstance(steps, list) else None
+    def recall(self, key: str) -> list[Any] | None:
+        """What was kept for this key: the steps of a schedule, or what was learned about one."""
+        kept = self._read(f"plan-{_digest(key)}").get("kept")
+        return kept if isinstance(kept, list) else None
 
-    def remember_plan(self, key: str, steps: list[Any]) -> None:
-        """Keep a schedule for the next process."""
-        self._write(f"plan-{_digest(key)}", {"steps": steps})
+    def keep(self, key: str, what: list[Any]) -> None:
+        """Keep something for the next process."""
+        self._write(f"plan-{_digest(key)}", {"kept": what})
 
     def _path(self, name: str) -> Path | None:
         if self.folder is None:

@@ -31,3 +31,7 @@ class MethodError(RecoupError, ValueError):
 
 class CaptureError(RecoupError, RuntimeError):
     """A model cannot be captured; the message says where capturing stopped."""
+
+
+class LogError(RecoupError, ValueError):
+    """A log of operators is broken; the message says in which line."""

@@ -83,6 +83,7 @@ _ALL = (
     _heuristic("ap-greedy", "segments of equal memory over articulation points", "B.1", "articulation:greedy"),
     _heuristic("linearized-sqrt", "sqrt(n) segments over the listed order", "B.2", "linearized:sqrt"),
     _heuristic("linearized-greedy", "segments of equal memory over the listed order", "B.2", "linearized:greedy"),
+    Method("dtr", "decide online what to evict, with every DTR heuristic", "DTR", "dtr:plan"),
     Method("min-memory", "the smallest peak, whatever it costs", "", "min_memory:plan"),
 )
 

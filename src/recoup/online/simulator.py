@@ -1,0 +1,335 @@
+"""The DTR runtime of the paper's Appendix C, without tensors: storages, views, eviction, rematerialisation.
+
+Everything is a number: storages, tensors and operators are positions in lists, so that a heuristic scores the whole
+pool with a few array operations. What happens is what happens in the published simulator, step by step: the clock
+starts at 1 and advances by an operator's cost; while memory and an operator's outputs exceed the budget, the lowest
+score in the pool goes (of equal ones the most recently added; a score of exactly 0 ends the scan); before an operator
+runs, all its parents are touched, those that are defined are locked in order, and the others come back in argument
+order; afterwards its storages join the pool, siblings first, and then the parents as they are unlocked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from recoup.errors import RecoupError
+from recoup.online.metadata import Heuristic, Storages
+
+Deallocation = Literal["eager", "banish", "none"]
+
+
+class OutOfMemory(RecoupError):  # noqa: N818 - how a simulation ends, more than an error
+    """Nothing is left to evict, and what is asked for does not fit."""
+
+
+class Thrashing(RecoupError):  # noqa: N818
+    """The operators took more than the limit times what they take once."""
+
+
+class Simulator:
+    """One run under a budget. Tensors and storages are numbers, in the order in which they were made.
+
+    >>> from recoup.online.heuristics import make
+    >>> run = Simulator(budget=2, heuristic=make("lru"))
+    >>> x = run.constant(0)
+    >>> [a] = run.call([x], [1], cost=1)
+    >>> [b] = run.call([a], [1], cost=1)
+    >>> [c] = run.call([b], [1], cost=1)
+    >>> [d] = run.call([a, c], [1], cost=1)
+    Traceback (most recent call last):
+        ...
+    recoup.online.simulator.OutOfMemory: 1 more bytes do not fit in 2: 2 are in use, and nothing can be evicted
+    """
+
+    def __init__(
+        self,
+        budget: int | None,
+        heuristic: Heuristic,
+        deallocation: Deallocation = "eager",
+        limit: float | None = None,
+    ) -> None:
+        self.budget = budget
+        self.heuristic = heuristic
+        self.deallocation = deallocation
+        self.limit = limit
+        self.storages = Storages()
+        heuristic.watch(self.storages)
+        self.clock: float = 1
+        self.memory = 0
+        self.peak = 0
+        self.base_cost: float = 0
+        self.remat_cost: float = 0
+        self.rematerializations = 0
+        self.evictions = 0
+        # tensors
+        self.storage_of: list[int] = []
+        self.op_of: list[int] = []
+        self.defined: list[bool] = []
+        self.refs: list[int] = []
+        # operators
+        self.inputs: list[tuple[int, ...]] = []
+        self.outputs: list[tuple[int, ...]] = []
+        self.cost: list[float] = []
+        self.workspace: list[int] = []
+        self.ran: list[int] = []
+        """Every run of an operator, in order: the schedule."""
+        # storages, beside what heuristics see
+        self.tensors: list[list[int]] = []
+        self.locks: list[int] = []
+        self.pinned: list[bool] = []
+        self.uses: list[int] = []
+        self.banished: list[bool] = []
+        self._to_banish: set[int] = set()
+
+    # what a program does
+
+    def constant(self, size: int) -> int:
+        """An input or a parameter: resident, never evicted."""
+        [tensor] = self._declare((), [size], [None], 0)
+        self._make_room(size)
+        self._appear(self.storage_of[tensor])
+        self.defined[tensor] = True
+        self.pinned[self.storage_of[tensor]] = True
+        return tensor
+
+    def call(
+        self,
+        inputs: Sequence[int],
+        sizes: Sequence[int],
+        cost: float,
+        aliases: Sequence[int | None] | None = None,
+        workspace: int = 0,
+    ) -> list[int]:
+        """Run a new operator; ``aliases`` says of which tensor's storage each output is a view, None for a new one.
+
+        ``workspace`` bytes must be free beside its outputs whenever it runs.
+        """
+        tensors = self._declare(tuple(inputs), sizes, aliases or [None] * len(sizes), cost, workspace)
+        self.base_cost += cost
+        self._perform(len(self.cost) - 1, None)
+        return tensors
+
+    def retain(self, tensor: int) -> None:
+        """The program holds one more reference."""
+        self.refs[tensor] += 1
+        self.uses[self.storage_of[tensor]] += 1
+
+    def release(self, tensor: int) -> None:
+        """The program holds one reference less; with the last one its storage may go."""
+        storage = self.storage_of[tensor]
+        self.refs[tensor] -= 1
+        self.uses[storage] -= 1
+        if self.uses[storage] == 0:
+            if self.deallocation == "eager":
+                if self._evictable(storage):
+                    self._evict(storage)
+            elif self.deallocation == "banish":
+                self._banish(storage)
+
+    def keep(self, tensor: int) -> None:
+        """Never evict the tensor's storage."""
+        self._pin(self.storage_of[tensor])
+
+    def finish(self) -> None:
+        """Bring back what the program still holds, and keep it."""
+        for tensor in range(len(self.refs)):
+            if self.refs[tensor] > 0:
+                self._bring_back(tensor)
+                self._pin(self.storage_of[tensor])
+
+    def storage_size(self, tensor: int) -> int:
+        """Bytes of the storage that the tensor looks at."""
+        return int(self.storages.size[self.storage_of[tensor]])
+
+    @property
+    def total_cost(self) -> float:
+        """Everything that was computed, first runs and repeats."""
+        return self.clock - 1
+
+    # storages come and go
+
+    def _declare(
+        self,
+        inputs: tuple[int, ...],
+        sizes: Sequence[int],
+        aliases: Sequence[int | None],
+        cost: float,
+        workspace: int = 0,
+    ) -> list[int]:
+        op = len(self.cost)
+        tensors: list[int] = []
+        self.inputs.append(inputs)
+        self.cost.append(cost)
+        self.workspace.append(workspace)
+        for size, alias in zip(sizes, aliases, strict=True):
+            tensor = len(self.refs)
+            if alias is None:
+                storage = self.storages.add(size)
+                self.tensors.append([])
+                self.locks.append(0)
+                self.pinned.append(False)
+                self.uses.append(0)
+                self.banished.append(False)
+            else:
+                storage = self.storage_of[alias]
+            self.tensors[storage].append(tensor)
+            self.storage_of.append(storage)
+            self.op_of.append(op)
+            self.defined.append(False)
+            self.refs.append(1)
+            self.uses[storage] += 1
+            again = any(self.storage_of[other] == storage for other in tensors)  # an operator counts once
+            tensors.append(tensor)
+            self.storages.grow(storage, 0 if again else cost, {self.storage_of[one] for one in inputs} - {storage})
+        self.outputs.append(tuple(tensors))
+        return tensors
+
+    def _evictable(self, storage: int) -> bool:
+        resident = bool(self.storages.resident[storage])
+        return resident and self.locks[storage] == 0 and not self.pinned[storage]
+
+    def _evict(self, storage: int) -> None:
+        self.evictions += 1
+        self._disappear(storage)
+        self.heuristic.evicted(storage)
+
+    def _disappear(self, storage: int) -> None:
+        for tensor in self.tensors[storage]:
+            self.defined[tensor] = False
+        self.storages.leave_pool(storage)
+        self.storages.resident[storage] = False
+        self.memory -= int(self.storages.size[storage])
+
+    def _appear(self, storage: int) -> None:
+        self.storages.resident[storage] = True
+        self.memory += int(self.storages.size[storage])
+        self.peak = max(self.peak, self.memory)
+
+    def _make_room(self, size: int) -> None:
+        while self.budget is not None and self.memory + size > self.budget:
+            victim = self.heuristic.victim(self.clock)
+            if victim is None:
+                raise OutOfMemory(
+                    f"{size} more bytes do not fit in {self.budget}: {self.memory} are in use, "
+                    "and nothing can be evicted"
+                )
+            self._evict(victim)
+
+    def _lock(self, storage: int) -> None:
+        self.locks[storage] += 1
+        self.storages.leave_pool(storage)
+
+    def _unlock(self, storage: int) -> None:
+        self.locks[storage] -= 1
+        if self._evictable(storage):
+            self.storages.join_pool(storage)
+
+    def _pin(self, storage: int) -> None:
+        self.pinned[storage] = True
+        self.storages.leave_pool(storage)
+
+    def _banish(self, storage: int) -> None:
+        """Remove a storage for good, once none of its dependents is evicted; they cannot be made again after that."""
+        dependents = self.storages.dependents[storage]
+        if any(not self.storages.resident[other] and not self.banished[other] for other in dependents):
+            self._to_banish.add(storage)
+            return
+        self._to_banish.discard(storage)
+        if self.storages.resident[storage]:
+            self._disappear(storage)
+        for other in dependents:
+            if not self.banished[other]:
+                self._pin(other)
+        self.banished[storage] = True
+        self.heuristic.banished(storage)
+
+    # operators run
+
+    def _perform(self, op: int, asked: int | None) -> None:
+        """Run an operator, for the first time or to bring ``asked`` back, with all that it needs. No recursion."""
+        stack = [_Frame(op, asked)]
+        self._begin(stack[0])
+        while stack:
+            frame = stack[-1]
+            if frame.missing:
+                tensor = frame.missing[-1]
+                if self.defined[tensor]:
+                    frame.missing.pop()
+                    self._lock(self.storage_of[tensor])
+                else:
+                    below = _Frame(self.op_of[tensor], tensor)
+                    self._begin(below)
+                    stack.append(below)
+                continue
+            self._run(frame)
+            stack.pop()
+
+    def _begin(self, frame: _Frame) -> None:
+        inputs = self.inputs[frame.op]
+        for tensor in inputs:
+            self.storages.last_access[self.storage_of[tensor]] = self.clock
+        missing = []
+        for tensor in inputs:
+            if self.defined[tensor]:
+                self._lock(self.storage_of[tensor])
+            else:
+                missing.append(tensor)
+        frame.missing = missing[::-1]
+
+    def _run(self, frame: _Frame) -> None:
+        op, first = frame.op, frame.asked is None
+        outputs = self.outputs[op]
+        cost = self.cost[op]
+        fresh = [tensor for tensor in outputs if self.tensors[self.storage_of[tensor]][0] == tensor]
+        size = sum(int(self.storages.size[self.storage_of[tensor]]) for tensor in fresh) + self.workspace[op]
+        self._make_room(size)
+        self.peak = max(self.peak, self.memory + size)
+        self.clock += cost
+        self.ran.append(op)
+        if not first:
+            self.rematerializations += 1
+            self.remat_cost += cost
+        if self.limit is not None and self.base_cost and self.clock - 1 > self.limit * self.base_cost:
+            raise Thrashing(f"the operators took more than {self.limit:g} times what they take once")
+        joining = []
+        for tensor in outputs:
+            if self.defined[tensor]:
+                continue
+            storage = self.storage_of[tensor]
+            self.defined[tensor] = True
+            if not self.storages.resident[storage]:
+                self._appear(storage)
+                joining.append(storage)
+                if not first:
+                    self.heuristic.returned(storage)
+            if first:
+                self.storages.last_access[storage] = self.clock
+        if frame.asked is not None:
+            own = self.storage_of[frame.asked]
+            if own in joining:
+                joining.remove(own)
+                joining.append(own)
+        for storage in joining:
+            if self._evictable(storage):
+                self.storages.join_pool(storage)
+        for tensor in self.inputs[op]:
+            self._unlock(self.storage_of[tensor])
+        if self._to_banish and not first:
+            for storage in sorted(self._to_banish):
+                self._banish(storage)
+
+    def _bring_back(self, tensor: int) -> None:
+        if not self.defined[tensor]:
+            self._perform(self.op_of[tensor], tensor)
+
+
+class _Frame:
+    """An operator that waits for its inputs."""
+
+    __slots__ = ("asked", "missing", "op")
+
+    def __init__(self, op: int, asked: int | None) -> None:
+        self.op = op
+        self.asked = asked
+        self.missing: list[int] = []

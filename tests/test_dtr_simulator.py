@@ -1,0 +1,189 @@
+"""The DTR simulator against numbers known from the paper and from published code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recoup.cli import cli
+from recoup.errors import LogError, MethodError
+from recoup.online import heuristics, logs
+from recoup.online.programs import adversary, linear_network
+from recoup.online.simulation import baseline_peak, simulate_log
+from recoup.online.simulator import OutOfMemory, Simulator, Thrashing
+
+LOGS = Path(__file__).parents[2] / "shared" / "logs"
+
+
+@pytest.mark.parametrize(
+    ("length", "budget", "heuristic", "again"), [(200, 30, "e-star", 212), (200, 30, "dtr", 173), (64, 8, "dtr", 102)]
+)
+@pytest.mark.parametrize("deallocation", ["banish", "eager"])
+def test_linear_network(length: int, budget: int, heuristic: str, again: int, deallocation: str) -> None:
+    run = Simulator(budget, heuristics.make(heuristic), deallocation)  # type: ignore[arg-type]
+    linear_network(run, length)
+    assert run.rematerializations == again
+    assert run.total_cost == 2 * length + again
+    assert run.peak <= budget
+
+
+def test_linear_growth_of_theorem_3_1() -> None:
+    """With room for 2 * sqrt(N) the cost stays within a constant times N."""
+    for length in (100, 400, 900):
+        run = Simulator(2 * int(length**0.5), heuristics.make("e-star"), "banish")
+        linear_network(run, length)
+        assert run.total_cost < 4 * length
+
+
+@pytest.mark.parametrize("heuristic", ["dtr", "dtr-eq", "dtr-local", "e-star", "lru", "msps"])
+def test_adversary(heuristic: str) -> None:
+    run = Simulator(8, heuristics.make(heuristic), "none")
+    adversary(run, 256, 8)
+    assert run.total_cost == 4224
+
+
+def test_chain_of_100_000() -> None:
+    run = Simulator(None, heuristics.make("lru"))
+    [last] = run.call([], [1], 1)
+    for _ in range(100_000):
+        [following] = run.call([last], [1], 1)
+        run.release(last)
+        last = following
+    run.release(last)
+    [_] = run.call([last], [1], 1)  # brings back the whole chain, one after the other
+    assert run.total_cost == 2 * 100_001 + 1
+
+
+@pytest.mark.parametrize(
+    ("log", "heuristic", "overhead"),
+    [
+        ("resnet32-56", "dtr", 0.107),
+        ("unet-6", "dtr", 0.159),
+        ("transformer-10", "dtr", 0.058),
+        ("treelstm-6", "dtr", 0.123),
+        ("treelstm-6", "dtr-eq", 0.127),
+    ],
+)
+def test_published_overheads(log: str, heuristic: str, overhead: float) -> None:
+    path = LOGS / f"{log}.log.gz"
+    if not path.exists():
+        pytest.skip("the published logs are not part of the repository")
+    outcome = simulate_log(logs.read_log(path), 0.5, heuristic)
+    assert outcome.overhead == pytest.approx(overhead, abs=0.0005)
+    assert outcome.peak_bytes <= (outcome.budget_bytes or 0)
+
+
+def chain_log(length: int) -> list[logs.Instruction]:
+    """y1 = f(x), y2 = f(y1), ..., each kept until the backward reads it."""
+    items: list[logs.Instruction] = [logs.Constant("x", 4)]
+    names = ["x"]
+    for i in range(length):
+        items.append(logs.Call("f", (names[-1],), (f"y{i}",), (4,), (-1,), 10))
+        names.append(f"y{i}")
+    items.append(logs.Call("g", (names[-1],), ("g",), (4,), (-1,), 10))
+    for name in reversed(names[1:]):
+        items += [logs.Mutate("add_", ("g", name), (0,), 5), logs.Release(name)]
+    return items
+
+
+def test_baseline_and_overhead_of_a_chain() -> None:
+    log = chain_log(4)
+    assert baseline_peak(log) == 4 * 7  # x, four activations, the gradient and its mutated copy
+    outcome = simulate_log(log, 20, "lru")
+    assert outcome.status == "ok"
+    assert outcome.base_cost == 70
+    assert outcome.total_cost == outcome.base_cost + outcome.remat_cost
+    assert outcome.rematerializations > 0
+    assert outcome.peak_bytes <= 20
+    assert simulate_log(log, 8).status == "oom"
+    assert simulate_log(log, 20, "lru", limit=1.0).status == "thrash"
+    assert simulate_log(log).overhead == 0
+
+
+@given(st.data())
+def test_memory_is_what_is_resident_and_never_over_budget(data: st.DataObject) -> None:
+    """Random programs with views, several outputs and releases: the books balance, whatever the heuristic."""
+    name = data.draw(st.sampled_from(list(heuristics.HEURISTICS)))
+    how = data.draw(st.sampled_from(["eager", "banish", "none"]))
+    budget = data.draw(st.integers(6, 40))
+    run = Simulator(budget, heuristics.make(name), how)
+    live = [run.constant(1)]
+    try:
+        for _ in range(data.draw(st.integers(1, 25))):
+            if live and data.draw(st.booleans()) and len(live) > 1:
+                run.release(live.pop(data.draw(st.integers(0, len(live) - 1))))
+            else:
+                inputs = data.draw(st.lists(st.sampled_from(live), min_size=1, max_size=3)) if live else []
+                sizes = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=3))
+                aliases = [data.draw(st.sampled_from([None, *inputs])) for _ in sizes]
+                live += run.call(inputs, sizes, data.draw(st.integers(0, 5)), aliases)
+            storages = run.storages
+            resident = sum(int(storages.size[s]) for s in range(storages.count) if storages.resident[s])
+            assert run.memory == resident <= budget
+            assert all(lock == 0 for lock in run.locks)
+            pool = set(storages.pool.tolist())
+            assert pool == {s for s in range(storages.count) if run._evictable(s) and not run.banished[s]}
+        run.finish()
+        assert all(run.defined[tensor] for tensor in live)
+    except (OutOfMemory, Thrashing):
+        pass
+    assert run.peak <= budget
+
+
+def test_log_survives_writing_and_reading(tmp_path: Path) -> None:
+    log = [
+        *chain_log(3),
+        logs.Copy("h", "g"),
+        logs.CopyFrom("h", "x"),
+        logs.Call("split", ("x",), ("a", "b"), (0, 0), (0, 0), 1),
+        logs.Annotate("END"),
+    ]
+    path = tmp_path / "step.log"
+    path.write_text("\n".join(logs.format_log(log)) + "\n")
+    assert logs.read_log(path) == log
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "line 1 is not JSON"),
+        ("[]", "line 1 is not an object"),
+        ('{"INSTRUCTION":"JUMP"}', "line 1 has the instruction 'JUMP'"),
+        ('{"INSTRUCTION":"CONSTANT","NAME":"x"}', "the log ends where the MEMORY of 'x' should be"),
+        (
+            '\n{"INSTRUCTION":"CONSTANT","NAME":"x"}\n{"INSTRUCTION":"RELEASE","NAME":"x"}',
+            "line 3 should be the MEMORY",
+        ),
+        ('{"INSTRUCTION":"CALL","ARGS":[],"RESULT":["x"],"TIME":"soon"}', "line 1 has no TIME"),
+        ('{"INSTRUCTION":"CALL","ARGS":"x","RESULT":[],"TIME":"1"}', "line 1 has no ARGS"),
+        ('{"INSTRUCTION":"MUTATE","ARGS":["x"],"MUTATE":[1],"TIME":"1"}', "line 1 has no MUTATE"),
+    ],
+)
+def test_broken_log(text: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "broken.log"
+    path.write_text(text)
+    with pytest.raises(LogError, match=says.replace("[", r"\[")):
+        logs.read_log(path)
+
+
+def test_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "step.log"
+    path.write_text("\n".join(logs.format_log(chain_log(4))) + "\n")
+    done = CliRunner().invoke(cli, ["dtr", str(path), "--budget", "20B", "--heuristic", "lru", "--json"])
+    data = json.loads(done.output)
+    assert done.exit_code == 0
+    assert data["status"] == "ok"
+    assert data["budget_bytes"] == 20
+    assert data["overhead"] == data["total_cost"] / data["base_cost"] - 1
+    assert CliRunner().invoke(cli, ["dtr", str(path), "--budget", "8B"]).exit_code == 3
+    assert CliRunner().invoke(cli, ["dtr", str(path), "--budget", "20B", "--heuristic", "best"]).exit_code == 2
+
+
+def test_unknown_heuristic() -> None:
+    with pytest.raises(MethodError, match="dtr-local"):
+        heuristics.make("best")

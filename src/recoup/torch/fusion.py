@@ -11,6 +11,7 @@ A fused kernel costs the bytes that it reads and writes. Only forward kernels ar
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from torch import fx
 
@@ -59,9 +60,19 @@ def is_fused_kernel(op: JointOp) -> bool:
 
 def _cost(joint: Joint, op: JointOp, measured: Mapping[str, Cost], rates: Rates) -> Cost:
     if not is_fused_kernel(op):
-        return measured[signature(op.node)]
+        alone = measured[signature(op.node)]
+        return replace(alone, workspace=alone.workspace + _copied(op.node))
     moved = sum(joint.storages[storage].bytes for storage in (*op.reads, *op.writes))
     return Cost(KERNEL_SECONDS + moved / rates.bytes_per_second, in_place=True)
+
+
+def _copied(node: fx.Node) -> int:
+    """Bytes of the parts of larger tensors that a convolution reads: Inductor copies them into the layout it wants."""
+    if "convolution" not in str(node.target):
+        return 0
+    given = tensors_of([other.meta.get("val") for other in node.all_input_nodes])
+    whole = [(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()) for tensor in given]
+    return sum(size for size, storage in whole if LARGE <= size < storage)
 
 
 def _read_by_other_kernels(graph: fx.Graph) -> set[fx.Node]:

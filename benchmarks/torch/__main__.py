@@ -17,8 +17,8 @@ import sys
 from pathlib import Path
 
 import click
-
 import torch
+
 from benchmarks import machine
 from benchmarks.torch.steps import Measured, build, checkpoint_blocks, forget, measure, planned
 from recoup.units import resolve_budget

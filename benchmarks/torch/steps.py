@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch.utils.checkpoint import checkpoint
 
 import recoup
-import torch
 from recoup.torch.memory import measure_peak
 from recoup.torch.models import Example, example
 from recoup.torch.settings import Mode

@@ -11,8 +11,12 @@ import click
 
 import recoup
 from recoup.cli.curve import curve
+from recoup.cli.demo import demo
+from recoup.cli.dtr import dtr
 from recoup.cli.max_batch import max_batch
 from recoup.cli.methods import methods
+from recoup.cli.profile import profile
+from recoup.cli.run import run
 from recoup.cli.show import show
 from recoup.cli.solve import solve
 from recoup.errors import RecoupError
@@ -23,6 +27,11 @@ Try it on a built-in network:
   recoup show vgg16:64
   recoup curve mobilenet:64 --budgets 0.3:1.0:0.1
   recoup max-batch vgg19 --budget 16GB
+
+\b
+Train one (needs PyTorch):
+  recoup demo
+  recoup run resnet50:32 --budget 0.5
 """
 
 
@@ -36,7 +45,7 @@ def cli() -> None:
     """
 
 
-for command in (solve, show, curve, max_batch, methods):
+for command in (demo, run, profile, solve, show, curve, max_batch, methods, dtr):
     cli.add_command(command)
 
 

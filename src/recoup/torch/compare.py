@@ -17,11 +17,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import torch
 from functorch.compile import config as functorch_config  # type: ignore[import-untyped]
 from numpy.typing import NDArray
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-import torch
 from recoup.errors import CaptureError, RecoupError, SettingError
 from recoup.graph import Graph
 from recoup.torch.memory import automatic_budget, measure_peak
@@ -30,7 +31,6 @@ from recoup.torch.optimizing import arguments, optimize, plan, plans
 from recoup.torch.session import RecoupWarning
 from recoup.torch.settings import Mode, Settings
 from recoup.units import Budget, resolve_budget
-from torch import Tensor, nn
 
 SEED = 0
 Say = Callable[[str], None]
@@ -129,10 +129,10 @@ class Comparison:
         if plain.peak_bytes is None or planned.peak_bytes is None or not plain.seconds or planned.seconds is None:
             return planned.note or f"the plain step cannot be compared with: {plain.note}"
         difference = planned.gradient_difference
-        same = "the same gradients, bit for bit" if difference == 0 else f"gradients within {difference or 0:.1e}"
-        memory = 100 * (1 - planned.peak_bytes / plain.peak_bytes)
-        seconds = 100 * (planned.seconds / plain.seconds - 1)
-        return f"{same}, {memory:.0f} % less memory, {abs(seconds):.0f} % {'more' if seconds >= 0 else 'less'} time"
+        same = "gradients that are not finite" if difference is None else f"gradients within {difference:.1e}"
+        same = "the same gradients, bit for bit" if difference == 0 else same
+        memory = _more_or_less(planned.peak_bytes / plain.peak_bytes)
+        return f"{same}, {memory} memory, {_more_or_less(planned.seconds / plain.seconds)} time"
 
 
 def captured(work: Workload, mode: Mode, verbose: bool | None = None) -> Graph:
@@ -365,14 +365,14 @@ def _share(budget: str, limit: int, plain_peak: int | None) -> float | None:
 
 def _own_budget(arena: _Arena, work: Workload, mode: Mode, share: float | None) -> _Outcome:
     """PyTorch's own knob at the same share; it bounds the bytes saved for the backward pass, not the peak."""
-    name = "activation_memory_budget"
+    name = "PyTorch's own budget"
     if mode != "inductor":
-        return _Outcome(Row(name, note="needs --compile inductor"))
+        return _Outcome(Row(name, note="activation_memory_budget needs --compile inductor"))
     if share is None:
         return _Outcome(Row(name, note="takes a fraction, and the plain peak is not known"))
     around = functorch_config.patch(activation_memory_budget=share)
     outcome = arena.run(name, lambda model: _compiled(work.target(model), mode), around)
-    return replace(outcome, row=replace(outcome.row, note=outcome.row.note or f"at {share:.3g}"))
+    return replace(outcome, row=replace(outcome.row, note=outcome.row.note or f"activation_memory_budget={share:.3g}"))
 
 
 def _against(plain: _Outcome, outcome: _Outcome) -> Row:
@@ -438,6 +438,10 @@ def _moved(thing: Any, device: torch.device) -> Any:
     if isinstance(thing, tuple | list):
         return type(thing)(_moved(value, device) for value in thing)
     return thing
+
+
+def _more_or_less(ratio: float) -> str:
+    return f"{100 * abs(ratio - 1):.0f} % {'more' if ratio > 1 else 'less'}"
 
 
 def _synchronize(device: torch.device) -> None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import fx
+
 from recoup.errors import BudgetError
 from recoup.torch.fusion import folded_nodes, fused_costs, is_fused_kernel
 from recoup.torch.internals import compile_inductor
@@ -20,7 +22,6 @@ from recoup.torch.profile import profile
 from recoup.torch.rewrite import split_convolutions
 from recoup.torch.split import split
 from recoup.units import format_bytes
-from torch import fx
 
 ATTEMPTS = 3  # how often a step is compiled to make its measured peak meet the budget
 CLOSE = 0.015  # of the budget: a measured peak this close below it is not worth another compilation
@@ -118,7 +119,8 @@ def compile_step(
         plainly = False
     if best is None:
         raise BudgetError(
-            f"no compiled step was found within {format_bytes(budget)}: the best needs {format_bytes(-over)} more"
+            f"no compiled step was found within {format_bytes(budget)}: {format_bytes(budget - over)} would have been "
+            "enough for the smallest that was tried"
         )
     if best.step.repeats:
         planner.store.keep(partitioner.key, [best.correction])

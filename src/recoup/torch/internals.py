@@ -12,6 +12,8 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
 
+import torch
+from torch import fx
 from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import get_default_op_list, min_cut_rematerialization_partition
@@ -22,23 +24,39 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.graph import _BoxedCodeGen
 from torch.utils._python_dispatch import _disable_current_modes
 
-import torch
-from torch import fx
+from recoup.errors import CaptureError
 
 Partition = Callable[[fx.GraphModule, int], tuple[fx.GraphModule, fx.GraphModule] | None]
 
 
 def compile_dynamo(function: Callable[..., Any], backend: Callable[..., Any]) -> Callable[..., Any]:
-    """``torch.compile``, except that running out of recompilations raises instead of running the plain function.
+    """``torch.compile`` with settings that leave no way past the plan.
 
-    Dynamo's answer to the limit is to run eagerly, which would break the budget without a word.
+    Dynamo's answer to its limit of recompilations is to run eagerly, which would break the budget without a word; here
+    it is an error. The limit is per code object, so ``function`` gets one of its own. Hooks that a user adds later are
+    noticed, and integers on modules, such as a counter of calls, are no reason to compile again.
     """
-    compiled = torch.compile(function, backend=backend)
-    strict = torch._dynamo.config.patch(fail_on_recompile_limit_hit=True)
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    step.__code__ = step.__code__.replace()
+    compiled = torch.compile(step, backend=backend)
+    settings = {
+        "fail_on_recompile_limit_hit": True,
+        "skip_nnmodule_hook_guards": False,
+        "allow_unspec_int_on_nn_module": True,
+    }
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        with strict:
-            return compiled(*args, **kwargs)
+        with torch._dynamo.config.patch(settings):
+            try:
+                return compiled(*args, **kwargs)
+            except torch._dynamo.exc.FailOnRecompileLimitHit as problem:
+                raise CaptureError(
+                    "torch.compile gave up on this program, which changes with every call in something that it was "
+                    f"compiled for; TORCH_LOGS=recompiles says what: {str(problem).splitlines()[0]}"
+                ) from None
 
     return call
 

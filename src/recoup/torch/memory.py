@@ -98,6 +98,7 @@ def measure_peak(function: Callable[[], Any], device: torch.device) -> int:
 
 def allocation_curve(function: Callable[[], Any]) -> list[int]:
     """Bytes held on CPU after each allocation and release during ``function``, from PyTorch's own profiler."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it announces every start and stop on stderr otherwise
     with torch.autograd.profiler.profile(profile_memory=True) as recorded:
         function()
     events = [event for event in recorded.kineto_results.events() if event.name() == "[memory]"]

@@ -77,11 +77,7 @@ def _optimized(target: Any, settings: Settings) -> Any:
 
 def _planned(function: Callable[..., Any], session: Session) -> Callable[..., Any]:
     """``function`` through Dynamo, with every captured part planned; as it is where no gradient is wanted."""
-
-    def step(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    compiled = compile_dynamo(step, functools.partial(_backend, session))
+    compiled = compile_dynamo(function, functools.partial(_backend, session))
 
     def planned(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
@@ -124,6 +120,8 @@ def plan(target: Callable[..., Any], inputs: Any, budget: Budget, **options: Any
     ``recoup.optimize(model, plan=...)``. The options are those of :func:`recoup.optimize`.
     """
     session = Session(Settings(budget, **options), only_plan=True)
+    if not callable(target):
+        raise CaptureError(f"{type(target).__name__} is neither a module nor a function")
     function = target._call_impl if isinstance(target, nn.Module) else target
     args, kwargs = arguments(inputs)
     try:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import fx
+
 from recoup.errors import CaptureError
 from recoup.judge import simulate
 from recoup.planfile import Plan
@@ -17,7 +19,6 @@ from recoup.torch.internals import graph_break
 from recoup.torch.planning import StepPlanner
 from recoup.torch.progress import Reporter
 from recoup.torch.session import Session
-from torch import fx
 
 
 @dataclass(frozen=True)
@@ -73,11 +74,7 @@ class Part:
         device = session.device(args)
         resident = session.resident(device, args)
         key = (self.share_later, *(_shape(args[index]) for index in self._dynamic))
-        fitting = [
-            variant
-            for variant in self.variants.get(key, ())
-            if resident + session.settings.reserve_bytes <= variant.resident
-        ]
+        fitting = [variant for variant in self.variants.get(key, ()) if resident <= variant.resident]
         if fitting:
             return min(fitting, key=lambda variant: variant.resident)
         variant = self._compile(args, device, resident)
@@ -96,6 +93,7 @@ class Part:
                 resident,
                 self.share_later,
                 session.known if self._dynamic else (),
+                max((step.budget for step in session.known), default=0),
                 session.known[-1].correction if session.known else 0,
                 reporter,
             )

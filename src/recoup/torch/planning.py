@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+
 from recoup.errors import BudgetError, PlanError, ScheduleError
 from recoup.graph import Graph
 from recoup.judge import simulate
 from recoup.planfile import Plan
 from recoup.schedule import Schedule
-from recoup.solving import solve
+from recoup.solving import SMALLEST_BUDGET_SECONDS, solve
 from recoup.torch.costs import Cost, tensors_of
 from recoup.torch.difference import difference
 from recoup.torch.estimate import estimate
@@ -56,6 +57,8 @@ class StepPlanner:
     share_later: float
     known: Sequence[StepPlan]
     """Plans for other shapes of the same program."""
+    floor: int
+    """The largest budget that this program had so far: a fraction of another part's or shape's peak may be less."""
     hint: int
     """The correction that another compilation of this program needed."""
     reporter: Reporter
@@ -76,22 +79,39 @@ class StepPlanner:
         budget, resident = plain.budget, self.resident
         if self.settings.plan is not None:
             return StepPlan(_checked(self.settings.plan, plain.plan.graph, self.where()), budget, resident)
+        exact = self._graph(joint, costs, budget, max(0, resident + correction))
+        plan = _stored(plain.plan.schedule.steps(), exact, budget)
+        if plan is not None:
+            return self._done(replace(plan, method="plain"), plain, resident)
         grain = -(-budget // GRAIN)
         for assumed in (-(-resident // grain) * grain, resident):
-            states = 0
-            while True:
-                around = max(0, assumed + correction + states)
-                plan, why = self._solve(self._graph(joint, costs, budget, around), budget)
-                if plan is None or (needed := _random_states(joint, plan)) <= states:
-                    break
-                states = needed
+            plan, why = self._with_states(joint, costs, budget, max(0, assumed + correction))
             if plan is not None:
-                self.reporter.planned(plan, plain.plan.peak_bytes)
-                return StepPlan(replace(plan, profiled_on=self.where()), budget, assumed)
+                return self._done(plan, plain, assumed)
         raise BudgetError(
             f"a budget of {format_bytes(budget)} is not enough for this step ({format_bytes(resident)} are resident, "
             f"{format_bytes(plain.plan.peak_bytes)} is its plain peak): {why}"
         )
+
+    def _done(self, plan: Plan, plain: StepPlan, assumed: int) -> StepPlan:
+        """The plan holds for as much more around the step as it leaves of the budget."""
+        self.reporter.planned(plan, plain.plan.peak_bytes)
+        room = plain.budget - plan.peak_bytes
+        return StepPlan(replace(plan, profiled_on=self.where()), plain.budget, assumed + room)
+
+    def _with_states(
+        self, joint: Joint, costs: Mapping[str, Cost], budget: int, around: int
+    ) -> tuple[Plan | None, str]:
+        """A plan with room for the generator states that it replays from; if there is none, one without replays."""
+        states = 0
+        while True:
+            plan, why = self._solve(self._graph(joint, costs, budget, around + states), budget)
+            if plan is None or (needed := _random_states(joint, plan)) <= states:
+                break
+            states = needed
+        if plan is None and states:
+            plan, why = self._solve(self._graph(joint, costs, budget, around, replay=False), budget)
+        return plan, why
 
     def reuse(self, joint: Joint) -> StepPlan | None:
         """A schedule made for another shape, if it is one of the same ops and fits here; the plain one if that fits.
@@ -117,20 +137,20 @@ class StepPlanner:
     def plain(self, joint: Joint, costs: Mapping[str, Cost]) -> StepPlan:
         """The step as it is, with nothing recomputed, whether it fits or not.
 
-        A fraction is of the largest shape's plain peak.
+        A fraction is of the largest plain peak among the program's parts and shapes.
         """
         graph = step_graph(joint, costs, self.device, self.resident)
         schedule = Schedule.default(graph)
         judged = simulate(graph, schedule)
         budget = resolve_budget(self.budget, judged.peak_bytes)
         assert budget is not None
-        budget = max([budget, *(step.budget for step in self.known)])
+        budget = max(budget, self.floor)
         plan = Plan(graph, schedule, judged.cost, judged.peak_bytes, method="plain", profiled_on=self.where())
         return StepPlan(plan, budget, self.resident)
 
-    def _graph(self, joint: Joint, costs: Mapping[str, Cost], budget: int, around: int) -> Graph:
+    def _graph(self, joint: Joint, costs: Mapping[str, Cost], budget: int, around: int, replay: bool = True) -> Graph:
         between = int(self.share_later * max(0, budget - self.resident))
-        return step_graph(joint, costs, self.device, around, between=between)
+        return step_graph(joint, costs, self.device, around, between=between, replay=replay)
 
     def where(self) -> str:
         """Where a plan was measured: hardware, then what the numbers depend on."""
@@ -151,7 +171,9 @@ class StepPlanner:
             gap=settings.gap,
             progress=self.reporter.searched,
         )
-        if solution.schedule is None:
+        if solution.schedule is None and (solution.smallest_budget or limit + 1) <= limit:
+            solution = replace(solve(graph, None, "min-memory", time_limit=SMALLEST_BUDGET_SECONDS), budget_bytes=limit)
+        if solution.schedule is None or (solution.peak_bytes or 0) > limit:
             return None, solution.why()
         self.store.keep(key, solution.schedule.steps())
         return Plan.of(solution), ""

@@ -19,14 +19,21 @@ LOSS_COPIES = 2  # a loss outside holds its own copy of what it reads, and a gra
 
 
 def step_graph(
-    joint: Joint, costs: Mapping[str, Cost], device: torch.device, resident: int, *, between: int = 0, name: str = ""
+    joint: Joint,
+    costs: Mapping[str, Cost],
+    device: torch.device,
+    resident: int,
+    *,
+    between: int = 0,
+    replay: bool = True,
 ) -> Graph:
     """The graph of one step with ``resident`` bytes on the device when it begins.
 
     ``between`` is what the rest of the program needs after this forward and before its backward; a loss outside is
-    always allowed for. The gradients that arrive are held by autograd until the backward returns.
+    always allowed for. The gradients that arrive are held by autograd until the backward returns. Without ``replay``,
+    random ops run once.
     """
-    builder = GraphBuilder(name, time_unit="s", resident_bytes=resident)
+    builder = GraphBuilder(time_unit="s", resident_bytes=resident)
     sizes = _sizes(joint, costs, device)
     made = {storage for op in joint.ops for storage in op.writes}
     tangents = list(dict.fromkeys(joint.storage_of[node] for node in joint.inputs[1] if node in joint.storage_of))
@@ -49,7 +56,7 @@ def step_graph(
             implementations=[implementation],
             name=str(op.node.target),
             phase=op.phase,
-            once=op.once,
+            once=op.once or (op.random and not replay),
             meta=_meta(op.node),
         )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from recoup import __version__
 from recoup.errors import RecoupError
 from recoup.files import write_text

@@ -1,0 +1,200 @@
+"""The budget holds: what is predicted is what is measured, and what grows later is noticed."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import recoup
+from recoup.torch.memory import measure_peak
+from recoup.torch.models import GPT, VGG, ResNet, UNet
+from tests.torch_helpers import QUICK, repeats, single_thread, tight
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    yield from single_thread()
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("recoup-cache")
+
+
+def tower(layers=6, width=16):
+    """Convolutions whose activations are nearly all of the memory."""
+    body = [layer for i in range(layers) for layer in (nn.Conv2d(width if i else 3, width, 3, padding=1), nn.ReLU())]
+    return nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 4))
+
+
+def step(model, inputs):
+    outputs = model(*inputs)
+    if outputs.dim() > 0:
+        classes = torch.zeros(outputs.shape[0], *outputs.shape[2:], dtype=torch.long)
+        outputs = functional.cross_entropy(outputs, classes)
+    outputs.backward()
+
+
+CASES = {
+    "resnet": (lambda: ResNet(layers=(1, 1, 1, 1), width=8, classes=10), lambda: (torch.randn(8, 3, 64, 64),)),
+    "unet": (lambda: UNet(width=12, depth=2), lambda: (torch.randn(2, 3, 64, 64),)),
+    "gpt": (
+        lambda: GPT(vocabulary=32, length=128, layers=2, width=32, heads=2),
+        lambda: (torch.randint(32, (4, 128)), torch.randint(32, (4, 128))),
+    ),
+    "vgg": (
+        lambda: VGG(convs=(3, 3, 2, 1), width=8, hidden=16, classes=4, image=64),
+        lambda: (torch.randn(8, 3, 64, 64),),
+    ),
+}
+
+
+@pytest.mark.parametrize("share", [1.0, 0.2])
+@pytest.mark.parametrize("name", CASES)
+def test_the_prediction_is_what_is_measured(cache, name, share):
+    torch.manual_seed(0)
+    make, data = CASES[name]
+    model, inputs = make(), data()
+    fraction = tight(model, inputs, share, cache, slack=0.01)
+    recoup.optimize(model, budget=fraction, cache=cache, **QUICK)
+    step(model, inputs)
+    for _ in range(2):
+        model.zero_grad(set_to_none=True)
+        measured = measure_peak(lambda: step(model, inputs), CPU)
+        (plan,) = recoup.plans(model)
+        assert measured <= plan.budget_bytes
+        assert abs(plan.peak_bytes - measured) <= max(0.02 * measured, 20_000), (plan.peak_bytes, measured)
+    if share < 1:
+        assert repeats(model) > 0
+        assert plan.peak_bytes < 0.95 * recoup.simulate(plan.graph, recoup.Schedule.default(plan.graph)).peak_bytes
+
+
+def test_the_first_step_stays_within_the_budget(cache):
+    torch.manual_seed(0)
+    inputs = (torch.randn(8, 3, 32, 32),)
+    fraction = tight(tower(), inputs, 0.2, cache, slack=0.02)
+    model = tower()
+    recoup.optimize(model, budget=fraction, cache=cache, **QUICK)
+    recoup.optimize(tower(), budget=fraction, cache=cache, **QUICK)(*inputs)  # measured, so that no step measures
+    measured = measure_peak(lambda: step(model, inputs), CPU)
+    assert measured <= recoup.plans(model)[0].budget_bytes
+
+
+@pytest.mark.parametrize("kind", ["momentum", "adam"])
+def test_what_the_optimizer_adds_is_noticed(cache, kind):
+    torch.manual_seed(0)
+    model, inputs = tower(), (torch.randn(8, 3, 32, 32),)
+    graph = recoup.plan(model, inputs, 1.0, cache=cache, **{**QUICK, "planner": "checkpoint-all"}).graph
+    plain = recoup.simulate(graph, recoup.Schedule.default(graph)).peak_bytes
+    budget = int(0.6 * plain)
+    recoup.optimize(model, budget=budget, cache=cache, **QUICK)
+    if kind == "momentum":
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    else:
+        optimizer = torch.optim.Adam(model.parameters())
+    step(model, inputs)
+    before = recoup.plans(model)[0]
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    measured = measure_peak(lambda: step(model, inputs), CPU)
+    after = recoup.plans(model)[0]
+    parameters = sum(parameter.nbytes for parameter in model.parameters())
+    grown = after.graph.resident_bytes - before.graph.resident_bytes
+    assert grown >= (1 if kind == "momentum" else 2) * parameters - budget // 1024 - 1
+    assert after.budget_bytes == before.budget_bytes == budget
+    assert measured <= budget
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    step(model, inputs)
+    assert recoup.plans(model)[0] is after  # nothing more grew
+
+
+def test_accumulated_gradients_are_noticed(cache):
+    torch.manual_seed(0)
+    model, inputs = tower(), (torch.randn(8, 3, 32, 32),)
+    fraction = tight(model, inputs, 0.4, cache, slack=0.02)
+    recoup.optimize(model, budget=fraction, cache=cache, **QUICK)
+    step(model, inputs)
+    first = recoup.plans(model)[0]
+    measured = measure_peak(lambda: step(model, inputs), CPU)
+    second = recoup.plans(model)[0]
+    assert second.graph.resident_bytes > first.graph.resident_bytes
+    assert measured <= second.budget_bytes
+
+
+def test_reserve_plans_ahead(cache):
+    torch.manual_seed(0)
+    model, inputs = tower(), (torch.randn(8, 3, 32, 32),)
+    parameters = sum(parameter.nbytes for parameter in model.parameters())
+    recoup.optimize(model, budget=0.7, cache=cache, reserve=3 * parameters + 10_000, **QUICK)
+    optimizer = torch.optim.Adam(model.parameters())
+    plans = []
+    for _ in range(3):
+        optimizer.zero_grad(set_to_none=True)
+        step(model, inputs)
+        plans.append(recoup.plans(model)[0])
+        optimizer.step()
+    assert plans[0] is plans[1] is plans[2]
+    measured = measure_peak(lambda: step(model, inputs), CPU)
+    assert measured <= plans[0].budget_bytes
+
+
+@pytest.mark.parametrize("kind", ["integer", "text", "fraction", "fraction as text"])
+def test_budgets_as_people_write_them(cache, kind):
+    torch.manual_seed(0)
+    model, inputs = tower(), (torch.randn(8, 3, 32, 32),)
+    budget = {"integer": 4_000_000, "text": "4MB", "fraction": 0.6, "fraction as text": "0.6"}[kind]
+    recoup.optimize(model, budget=budget, cache=cache, **QUICK)
+    step(model, inputs)
+    (plan,) = recoup.plans(model)
+    plain = recoup.simulate(plan.graph, recoup.Schedule.default(plan.graph)).peak_bytes
+    if kind in ("integer", "text"):
+        assert plan.budget_bytes == 4_000_000
+    else:
+        assert abs(plan.budget_bytes - 0.6 * plain) < 0.002 * plain
+    assert plan.peak_bytes <= plan.budget_bytes
+    model.zero_grad(set_to_none=True)
+    assert measure_peak(lambda: step(model, inputs), CPU) <= plan.budget_bytes
+
+
+def test_everything_kept_recomputes_nothing(cache):
+    torch.manual_seed(0)
+    model, inputs = tower(), (torch.randn(4, 3, 32, 32),)
+    plan = recoup.plan(model, inputs, 1.0, cache=cache, **QUICK)
+    assert len(plan.schedule) == len(plan.graph.ops)
+
+
+def test_too_small_a_budget_says_which_one_works(cache):
+    torch.manual_seed(0)
+    model, inputs = tower(), (torch.randn(8, 3, 32, 32),)
+    recoup.optimize(model, budget="1MiB", cache=cache, **QUICK)
+    with pytest.raises(recoup.BudgetError, match=r"a budget of 1 MiB is not enough") as caught:
+        step(model, inputs)
+    text = str(caught.value)
+    assert "are resident" in text
+    assert "plain peak" in text
+    works = re.search(r"([0-9.]+) ?MiB works", text)
+    assert works, text
+    assert all(parameter.grad is None for parameter in model.parameters())
+    budget = int(float(works[1]) * 2**20 * 1.001)  # the text has four digits
+    recoup.optimize(model, budget=budget, cache=cache, **QUICK)
+    measured = measure_peak(lambda: step(model, inputs), CPU)
+    assert measured <= budget
+
+
+def test_a_budget_that_works_as_printed(cache):
+    """What the message says is copied into the program as it is."""
+    torch.manual_seed(0)
+    model, inputs = tower(), (torch.randn(8, 3, 32, 32),)
+    recoup.optimize(model, budget="1MiB", cache=cache, **QUICK)
+    with pytest.raises(recoup.BudgetError) as caught:
+        step(model, inputs)
+    printed = re.search(r"([0-9.]+ ?[KM]iB) works", str(caught.value))
+    assert printed
+    recoup.optimize(model, budget=printed[1], cache=cache, **QUICK)
+    step(model, inputs)
+    assert recoup.plans(model)[0].budget_bytes > 2**20

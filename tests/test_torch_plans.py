@@ -1,0 +1,313 @@
+"""Plans as files, plans from the cache, and everything that is refused with a message that says what to do."""
+
+import copy
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import recoup
+import recoup.torch.planning
+import recoup.torch.profile
+from tests.torch_helpers import QUICK, assert_same, repeats, single_thread, state, tight
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    yield from single_thread()
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("recoup-cache")
+
+
+def net(width=8):
+    return nn.Sequential(
+        *(nn.Conv2d(3, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.Dropout(0.2)),
+        *(nn.Conv2d(width, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, width, 3, padding=1), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 4)),
+    )
+
+
+def images(batch=8, side=16):
+    return torch.randn(batch, 3, side, side)
+
+
+def train(model, x, steps=2):
+    for number in range(steps):
+        torch.manual_seed(number)
+        model.zero_grad(set_to_none=True)
+        model(x).square().sum().backward()
+
+
+@pytest.fixture
+def saved(cache, tmp_path):
+    """A model, its input, its plan at a tight budget, and the file with it."""
+    torch.manual_seed(0)
+    model, x = net(), images()
+    fraction = tight(model, x, 0.4, cache, slack=0.05)
+    reserve = 2 * sum(parameter.nbytes for parameter in model.parameters())
+    plan = recoup.plan(model, x, fraction, cache=cache, reserve=reserve, **QUICK)
+    path = tmp_path / "net.plan.json"
+    plan.save(path)
+    return model, x, plan, path
+
+
+class TestFiles:
+    def test_planning_runs_nothing(self, saved):
+        model, _, plan, _ = saved
+        assert int(model[1].num_batches_tracked) == 0
+        assert all(parameter.grad is None for parameter in model.parameters())
+        assert plan.profiled_on is not None
+        assert f"torch {torch.__version__}" in plan.profiled_on
+        assert plan.peak_bytes <= plan.budget_bytes
+        assert len(plan.schedule) > len(plan.graph.ops)
+        with pytest.raises(recoup.CaptureError, match="not optimized"):
+            recoup.plans(model)
+
+    def test_a_plan_comes_back_as_it_was(self, saved):
+        *_, plan, path = saved
+        again = recoup.Plan.load(path)
+        assert again.to_json() == plan.to_json()
+        assert again.schedule.steps() == plan.schedule.steps()
+
+    @pytest.mark.parametrize("kind", ["object", "path", "text"])
+    def test_a_plan_is_followed(self, saved, cache, kind):
+        model, x, plan, path = saved
+        plain = copy.deepcopy(model)
+        given = {"object": plan, "path": path, "text": str(path)}[kind]
+        recoup.optimize(model, plan=given, cache=cache, **QUICK)
+        train(model, x)
+        ours = state(model)
+        train(plain, x)
+        assert_same(ours, state(plain))
+        assert recoup.plans(model)[0].schedule.steps() == plan.schedule.steps()
+        assert repeats(model) == len(plan.schedule) - len(plan.graph.ops) > 0
+
+    def test_no_search_and_no_store(self, saved, monkeypatch, cache):
+        model, x, _, path = saved
+        monkeypatch.setattr(recoup.torch.planning, "solve", never)
+        recoup.optimize(model, plan=path, cache=cache, **QUICK)
+        train(model, x)
+
+    def test_a_plan_through_torch_compile(self, saved, cache):
+        model, x, _, path = saved
+        plain = copy.deepcopy(model)
+        compiled = torch.compile(model, backend="recoup", options={"plan": str(path), "cache": cache, **QUICK})
+        train(compiled, x)
+        ours = state(model)
+        train(plain, x)
+        assert_same(ours, state(plain))
+
+    def test_another_model(self, saved, cache):
+        _, x, plan, path = saved
+        other = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(4))
+        with torch.no_grad():
+            other(x)
+        recoup.optimize(other, plan=path, cache=cache, **QUICK)
+        with pytest.raises(recoup.PlanError, match=rf"it has {len(plan.graph.ops)} ops, the step has \d+"):
+            other(x)
+
+    def test_a_wider_model(self, saved, cache):
+        _, x, _, path = saved
+        recoup.optimize(other := net(width=10), plan=path, cache=cache, **QUICK)
+        with pytest.raises(recoup.PlanError, match=r"convolution makes shapes \[\[8, 8, 16, 16\]\], the step's"):
+            other(x)
+
+    def test_another_op(self, saved, cache):
+        model, x, _, path = saved
+        model[5] = nn.Sigmoid()
+        recoup.optimize(model, plan=path, cache=cache, **QUICK)
+        with pytest.raises(recoup.PlanError, match=r"it has .*(relu|ops).*, the step has"):
+            model(x)
+
+    def test_another_shape(self, saved, cache):
+        model, _, _, path = saved
+        recoup.optimize(model, plan=path, cache=cache, **QUICK)
+        with pytest.raises(recoup.PlanError, match=r"makes shapes .*\[8, 8, 16, 16\].*, the step's .*\[6, 8, 16, 16\]"):
+            model(images(batch=6))
+
+    def test_another_torch(self, saved, cache):
+        model, x, _, path = saved
+        data = json.loads(path.read_text())
+        data["profiled_on"] = data["profiled_on"].replace(f"torch {torch.__version__}", "torch 2.0.1")
+        path.write_text(json.dumps(data))
+        recoup.optimize(model, plan=path, cache=cache, **QUICK)
+        with pytest.raises(recoup.PlanError, match=r"torch 2\.0\.1.*this is .*torch " + torch.__version__[:4]):
+            model(x)
+
+    def test_the_other_mode(self, saved, cache):
+        model, x, _, path = saved
+        data = json.loads(path.read_text())
+        data["profiled_on"] = data["profiled_on"].replace("eager", "inductor")
+        path.write_text(json.dumps(data))
+        recoup.optimize(model, plan=path, cache=cache, **QUICK)
+        with pytest.raises(recoup.PlanError, match=r"inductor; this is .*eager"):
+            model(x)
+
+    @pytest.mark.parametrize("change", ["unknown op", "op left out", "repeat added", "not json", "not a plan"])
+    def test_a_changed_file(self, saved, change):
+        model, _, _, path = saved
+        data = json.loads(path.read_text())
+        if change == "unknown op":
+            data["schedule"][3] = "nothing"
+        elif change == "op left out":
+            del data["schedule"][0]
+        elif change == "repeat added":
+            data["schedule"].insert(1, data["schedule"][0])
+        elif change == "not a plan":
+            data["format"] = "something"
+        path.write_text("{" if change == "not json" else json.dumps(data))
+        expected = {
+            "unknown op": "nothing",
+            "op left out": "the plan is broken",
+            "repeat added": "the plan promises",
+            "not json": "JSON",
+            "not a plan": "not a recoup-plan file",
+        }
+        with pytest.raises(recoup.PlanError, match=expected[change]):
+            recoup.optimize(model, plan=path)
+
+    def test_a_missing_file(self, tmp_path):
+        with pytest.raises(recoup.PlanError, match=r"gone\.json"):
+            recoup.optimize(net(), plan=tmp_path / "gone.json")
+
+    def test_more_resident_than_planned_for(self, saved, cache):
+        model, x, _, _ = saved
+        plan = recoup.plan(model, x, tight(model, x, 0.1, cache, slack=0.03), cache=cache, **QUICK)
+        recoup.optimize(model, plan=plan, cache=cache, **QUICK)
+        more = torch.ones(1_000_000)
+        with pytest.raises(recoup.BudgetError, match="make a plan with reserve="):
+            model(x)
+        assert more.sum() == 1_000_000
+
+    def test_keyword_inputs(self, cache):
+        def function(x, *, scale):
+            return (x * scale).tanh().sin().sum()
+
+        x = torch.randn(64, 64, requires_grad=True)
+        plan = recoup.plan(function, {"x": x, "scale": 2.0}, 1.0, cache=cache, **QUICK)
+        assert next(op.name for op in plan.graph.ops if op.phase == "forward").startswith("aten.mul")
+
+    def test_nothing_to_plan(self, cache):
+        with pytest.raises(recoup.CaptureError, match="nothing in this step needs a gradient"):
+            recoup.plan(net().requires_grad_(False), images(), 1.0, cache=cache, **QUICK)
+
+    def test_a_program_in_parts_has_no_single_plan(self, cache):
+        def function(x):
+            y = x.sin().cos()
+            print()
+            return y.tanh().sum()
+
+        with (
+            pytest.warns(UserWarning, match=r"test_torch_plans\.py"),
+            pytest.raises(recoup.CaptureError, match=r"a plan holds one graph.*test_torch_plans\.py"),
+        ):
+            recoup.plan(function, torch.randn(4, requires_grad=True), 1.0, cache=cache, **QUICK)
+
+
+def never(*_, **__):
+    raise AssertionError("this was to be found in the cache")
+
+
+class TestCache:
+    def test_the_second_run_measures_and_solves_nothing(self, tmp_path, monkeypatch):
+        def run():
+            torch._dynamo.reset()
+            torch.manual_seed(0)
+            model, x = net(), images()
+            recoup.optimize(model, budget=0.8, cache=tmp_path, **QUICK)
+            train(model, x, steps=1)
+            gradients = [parameter.grad.numpy().tobytes() for parameter in model.parameters()]
+            return gradients, recoup.plans(model)[0].schedule.steps()
+
+        first = run()
+        monkeypatch.setattr(recoup.torch.planning, "solve", never)
+        monkeypatch.setattr(recoup.torch.profile, "_measure", never)
+        assert run() == first
+
+    def test_a_broken_cache_is_no_problem(self, tmp_path):
+        model, x = net(), images()
+        recoup.optimize(model, budget=1.0, cache=tmp_path, **QUICK)
+        train(model, x, steps=1)
+        files = list(tmp_path.iterdir())
+        assert len(files) >= 2
+        for file in files:
+            file.write_text("{broken")
+        torch._dynamo.reset()
+        recoup.optimize(model, budget=1.0, cache=tmp_path, **QUICK)
+        train(model, x, steps=1)
+
+    def test_a_cache_that_cannot_be_written(self, tmp_path):
+        (tmp_path / "file").write_text("")
+        model, x = net(), images()
+        recoup.optimize(model, budget=1.0, cache=tmp_path / "file" / "folder", **QUICK)
+        train(model, x, steps=1)
+        assert len(recoup.plans(model)) == 1
+
+    def test_no_cache_writes_nothing(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        model, x = nn.Linear(3, 3), torch.randn(2, 3)
+        recoup.optimize(model, budget=1.0, cache=False, **QUICK)
+        model(x).sum().backward()
+        assert list(tmp_path.iterdir()) == []
+        recoup.optimize(model, budget=1.0, cache=True, **QUICK)
+        model(x).sum().backward()
+        assert [path.name for path in tmp_path.iterdir()] == ["recoup"]
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("budget", "text"),
+        [
+            ("lots", "'lots' is not a budget: write bytes with a unit, as in 6GiB"),
+            ("6 parsecs", "there is no unit 'parsecs'"),
+            (2.0, "a budget without a unit is a fraction between 0 and 1"),
+            (0.0, "a fraction between 0 and 1"),
+            (-5, "a budget of -5 bytes means nothing"),
+            (None, "a budget is needed: bytes with a unit .6GiB., a fraction of the plain peak .0.4., or auto"),
+            (True, "True is not a budget"),
+            (float("nan"), "nan is not a budget"),
+            ([1], "is not a budget"),
+        ],
+    )
+    def test_budgets_that_mean_nothing(self, budget, text):
+        with pytest.raises(recoup.BudgetError, match=text):
+            recoup.optimize(nn.Linear(3, 3), budget=budget)
+        with pytest.raises(recoup.BudgetError, match=text):
+            recoup.plan(nn.Linear(3, 3), torch.randn(2, 3), budget)
+
+    def test_auto_needs_a_device_to_ask(self, cache):
+        model = recoup.optimize(nn.Linear(3, 3), budget="auto", cache=cache, **QUICK)
+        with pytest.raises(recoup.BudgetError, match="budget='auto' asks the device what is free; on cpu give bytes"):
+            model(torch.randn(2, 3))
+
+    def test_settings_that_mean_nothing(self):
+        model = nn.Linear(3, 3)
+        with pytest.raises(recoup.SettingError, match="compile='xla': there are 'inductor' and 'eager'"):
+            recoup.optimize(model, budget=1.0, compile="xla")
+        with pytest.raises(recoup.MethodError, match="no method 'nope'; choose one of optimal, checkmate"):
+            recoup.optimize(model, budget=1.0, planner="nope")
+        with pytest.raises(recoup.SettingError, match="time limit of -1"):
+            recoup.optimize(model, budget=1.0, time_limit=-1)
+        with pytest.raises(recoup.SettingError, match="gap of 2"):
+            recoup.optimize(model, budget=1.0, gap=2)
+        with pytest.raises(recoup.SettingError, match="reserve=-1: give bytes"):
+            recoup.optimize(model, budget=1.0, reserve=-1)
+        with pytest.raises(recoup.BudgetError, match="'much'"):
+            recoup.optimize(model, budget=1.0, reserve="much")
+
+    def test_neither_a_module_nor_a_function(self):
+        with pytest.raises(recoup.CaptureError, match="str is neither a module nor a function"):
+            recoup.optimize("resnet", budget=1.0)
+
+    def test_planning_neither_a_module_nor_a_function(self):
+        with pytest.raises(recoup.CaptureError, match="int is neither a module nor a function"):
+            recoup.plan(3, torch.randn(2), 1.0)
+
+    def test_a_model_that_fails_fails_as_before(self, cache):
+        model = recoup.optimize(nn.Linear(3, 3), budget=1.0, cache=cache, **QUICK)
+        with pytest.raises(RuntimeError, match=r"shape|dim"):
+            model(torch.randn(2, 4))

@@ -1,0 +1,202 @@
+"""Any feasible schedule of any step, run as two halves, gives the gradients of the unplanned step to the last bit.
+
+That is AOTAutograd's own split: where three gradients meet, autograd may add them up in another order than its graph.
+"""
+
+import random
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+import recoup
+from recoup.torch.costs import Cost
+from recoup.torch.internals import compile_joint
+from recoup.torch.joint import read_joint
+from recoup.torch.rewrite import split_convolutions
+from recoup.torch.split import split
+from recoup.torch.step import step_graph
+from tests.torch_helpers import assert_same, single_thread
+
+METHODS = (
+    "optimal",
+    "min-memory",
+    "checkpoint-all",
+    "recompute-forward",
+    "linearized-sqrt",
+    "linearized-greedy",
+    "chen-sqrt",
+    "ap-sqrt",
+)
+SIZE = 6
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    yield from single_thread()
+
+
+def chunks(x, y):
+    first, second = x.chunk(2, dim=1)
+    return torch.cat([second * y[:, : second.shape[1]], first], dim=1)
+
+
+def split_sizes(x, y):
+    parts = x.split([1, 2, SIZE - 3], dim=0)
+    return torch.cat([parts[2].sin(), parts[0], parts[1] * 2]) + y
+
+
+def normalized(x, y):
+    variance, mean = torch.var_mean(x, dim=1, keepdim=True)
+    return (x - mean) * (variance + 1).rsqrt() * y
+
+
+def batch_norm(x, y):
+    return functional.batch_norm(x, None, None, y[0], y[1], training=True)
+
+
+def largest(x, y):
+    values, indices = x.topk(2, dim=1)
+    return y.scatter_add(1, indices, values)
+
+
+def overwritten(x, y):
+    z = x.clone()
+    z[0] = y[1]
+    z.mul_(2).tanh_()
+    return z
+
+
+OPS = {
+    "add": lambda x, y: x + y,
+    "mul": lambda x, y: x * y,
+    "matmul": lambda x, y: x @ y * 0.3,
+    "sin": lambda x, _: x.sin(),
+    "gelu": lambda x, _: functional.gelu(x),
+    "transpose": lambda x, _: x.t(),
+    "view": lambda x, _: x.reshape(-1)[: SIZE * SIZE].view(SIZE, SIZE).flip(0),
+    "expand": lambda x, y: x[:1].expand(SIZE, SIZE) * y,
+    "dropout": lambda x, _: functional.dropout(x, 0.4),
+    "no dropout": lambda x, _: functional.dropout(x, 0.0),
+    "random": lambda x, _: x * torch.rand(SIZE),
+    "softmax": lambda x, y: (x - y).masked_fill(torch.ones(SIZE, SIZE).triu(1).bool(), -torch.inf).softmax(-1),
+    "chunk": chunks,
+    "split": split_sizes,
+    "var_mean": normalized,
+    "batch_norm": batch_norm,
+    "topk": largest,
+    "in place": overwritten,
+    "conv": lambda x, y: functional.conv2d(x[None, None], y[None, None, :3, :3], padding=1)[0, 0],
+    "detach": lambda x, y: x.detach() * y,
+}
+
+programs = st.lists(
+    st.tuples(st.sampled_from(sorted(OPS)), st.integers(0, 5), st.integers(0, 5)), min_size=2, max_size=9
+)
+
+
+def function_of(program, outputs):
+    """The program as a function of tensors; each line reads two of the newest six values."""
+
+    def function(*tensors):
+        values = list(tensors)
+        for name, first, second in program:
+            recent = values[-6:]
+            values.append(OPS[name](recent[first % len(recent)], recent[second % len(recent)]))
+        return (*values[-outputs:], sum(values))  # every value is used: Dynamo leaves out what is not
+
+    return function
+
+
+def joint_step(function, inputs, choose, seen):
+    """The function through AOTAutograd, split by the schedule that ``choose`` takes for its graph."""
+
+    def partition(traced, count):
+        split_convolutions(traced)
+        joint = read_joint(traced, count)
+        graph = step_graph(joint, {op.id: Cost(1.0) for op in joint.ops}, torch.device("cpu"), 0)
+        steps = choose(graph)
+        seen.append((len(steps), len(graph.ops)))
+        return split(joint, steps)
+
+    captured = []
+
+    def backend(module, args):
+        captured.append(compile_joint(module, args, partition))
+        return captured[-1]
+
+    return torch.compile(function, backend=backend, fullgraph=True)(*inputs)
+
+
+def unplanned_step(function, inputs):
+    """The function through AOTAutograd with its own split."""
+    torch._dynamo.reset()
+    return torch.compile(function, backend="aot_eager", fullgraph=True)(*inputs)
+
+
+def gradients(outputs, inputs):
+    """Of a loss in which every output has its own weight."""
+    wanted = [output for output in outputs if output.requires_grad]
+    if not wanted:
+        return []
+    loss = sum((index + 1) * (output * output.detach().cos()).sum() for index, output in enumerate(wanted))
+    return list(torch.autograd.grad(loss, inputs, allow_unused=True))
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(programs, st.integers(1, 3), st.sampled_from(METHODS), st.floats(0, 1), st.integers(0, 1000))
+def test_every_schedule_gives_the_same_gradients(program, outputs, method, share, seed):
+    torch._dynamo.reset()
+    function = function_of(program, outputs)
+    torch.manual_seed(seed)
+    inputs = [torch.randn(SIZE, SIZE, requires_grad=True) for _ in range(3)]
+
+    def choose(graph):
+        plain = recoup.simulate(graph, recoup.Schedule.default(graph)).peak_bytes
+        smallest = recoup.solve(graph, None, "min-memory", time_limit=0.2).peak_bytes
+        budget = int(smallest + share * (plain - smallest))
+        found = recoup.solve(graph, budget, method, time_limit=0.3, gap=0.1).schedule
+        schedule = recoup.solve(graph, None, "min-memory", time_limit=0.2).schedule if found is None else found
+        return [str(step) for step in schedule.steps()]
+
+    results = []
+    for planned in (False, True):
+        torch.manual_seed(seed + 1)
+        seen = []
+        outputs_now = joint_step(function, inputs, choose, seen) if planned else unplanned_step(function, inputs)
+        found = gradients(outputs_now, inputs)
+        results.append((list(outputs_now), found, torch.get_rng_state()))
+    assert_same(results[1], results[0], f"{program} {method}")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_schedules_with_every_op_repeated_at_random(seed):
+    """Not only what planners choose: any valid schedule, with ops run again whenever their inputs are there."""
+    torch.manual_seed(seed)
+    draw = random.Random(seed)
+    program = [(draw.choice(sorted(OPS)), draw.randrange(6), draw.randrange(6)) for _ in range(8)]
+    function = function_of(program, 2)
+    inputs = [torch.randn(SIZE, SIZE, requires_grad=True) for _ in range(3)]
+
+    def choose(graph):
+        steps = []
+        for op in graph.ops:
+            steps.append(op.id)
+            earlier = [other.id for other in graph.ops if other.id in steps and not other.once]
+            for again in draw.sample(earlier, min(len(earlier), draw.randrange(3))):
+                steps.append(again)
+        try:
+            recoup.simulate(graph, recoup.Schedule.of(graph, steps))
+        except recoup.ScheduleError:
+            return [op.id for op in graph.ops]
+        return steps
+
+    results, seen = [], []
+    for planned in (False, True):
+        torch.manual_seed(seed)
+        outputs = joint_step(function, inputs, choose, seen) if planned else unplanned_step(function, inputs)
+        results.append((list(outputs), gradients(outputs, inputs), torch.get_rng_state()))
+    assert_same(results[1], results[0], f"{program}")
+    assert not seen or seen[0][0] > seen[0][1]

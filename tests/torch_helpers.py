@@ -1,0 +1,120 @@
+"""What the torch tests share: a plain and a planned twin, trained alike and compared to the last bit."""
+
+import copy
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import recoup
+
+QUICK: dict[str, Any] = {"time_limit": 0.4, "gap": 0.05, "compile": "eager"}
+
+
+def single_thread() -> Iterator[None]:
+    """The body of a fixture: one thread, so that sums are in one order, and nothing left over from another test."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+    torch.set_num_threads(threads)
+
+
+def tight(target: Callable[..., Any], inputs: Any, share: float, cache: Path | bool, slack: float = 0.0) -> float:
+    """The budget, as a fraction, that lies ``share`` of the way from the smallest feasible one to the plain peak."""
+    keep_all = {**QUICK, "planner": "checkpoint-all"}
+    graph = recoup.plan(target, inputs, 1.0, cache=cache, **keep_all).graph
+    plain = recoup.simulate(graph, recoup.Schedule.default(graph)).peak_bytes
+    smallest = recoup.solve(graph, None, "min-memory", time_limit=0.3).peak_bytes
+    assert smallest is not None
+    return min(1.0, (smallest + share * (plain - smallest)) / plain + slack)
+
+
+def repeats(target: Any) -> int:
+    """How many more ops than the plain step the plans in use run."""
+    return sum(len(plan.schedule) - len(plan.graph.ops) for plan in recoup.plans(target))
+
+
+@dataclass
+class Trainer:
+    """A model, its optimizer and its loss; every step notes all that a user could see."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loss: Callable[[Any], torch.Tensor]
+    autocast: bool = False
+
+    def step(self, *batches: Any, seed: int) -> dict[str, Any]:
+        """One optimizer step over the batches (several accumulate), from this seed."""
+        torch.manual_seed(seed)
+        self.optimizer.zero_grad(set_to_none=True)
+        seen: dict[str, Any] = {}
+        for number, inputs in enumerate(batches):
+            context = torch.autocast("cpu", dtype=torch.bfloat16) if self.autocast else nullcontext()
+            with context:
+                loss = self.loss(call(self.model, inputs))
+            loss.backward()
+            seen[f"loss {number}"] = digest(loss)
+            del loss
+        seen |= state(self.model)
+        self.optimizer.step()
+        return seen
+
+
+def call(target: Callable[..., Any], inputs: Any) -> Any:
+    """As :func:`recoup.plan` reads inputs."""
+    return target(**inputs) if isinstance(inputs, dict) else target(*inputs)
+
+
+def state(model: nn.Module) -> dict[str, str | None]:
+    """Digests of every parameter, gradient and buffer, and of the generator's state; they keep no memory."""
+    seen: dict[str, str | None] = {"rng": digest(torch.get_rng_state())}
+    for name, parameter in model.named_parameters():
+        seen[name] = digest(parameter)
+        seen[f"grad {name}"] = None if parameter.grad is None else digest(parameter.grad)
+    for name, buffer in model.named_buffers():
+        seen[f"buffer {name}"] = digest(buffer)
+    return seen
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """The same for two tensors of one type, shape and content, to the last bit."""
+    content = hashlib.sha256(bits(tensor).numpy().tobytes()).hexdigest()
+    return f"{tensor.dtype} {tuple(tensor.shape)} {content}"
+
+
+def assert_same(ours: Any, theirs: Any, where: str = "") -> None:
+    """Equal to the last bit (NaNs too), of the same type, strides aside."""
+    if isinstance(theirs, torch.Tensor):
+        assert isinstance(ours, torch.Tensor), where
+        assert ours.dtype == theirs.dtype, where
+        assert ours.shape == theirs.shape, where
+        assert torch.equal(bits(ours), bits(theirs)), f"{where}: differs"
+    elif isinstance(theirs, dict):
+        assert type(ours) is type(theirs), where
+        assert list(ours) == list(theirs), where
+        for key in theirs:
+            assert_same(ours[key], theirs[key], f"{where} {key}")
+    elif isinstance(theirs, list | tuple):
+        assert type(ours) is type(theirs), where
+        assert len(ours) == len(theirs), where
+        for index, pair in enumerate(zip(ours, theirs, strict=True)):
+            assert_same(*pair, f"{where} [{index}]")
+    else:
+        assert ours == theirs, where
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as bytes: 0.0 is not -0.0, and a NaN is itself."""
+    return tensor.detach().contiguous().flatten().view(torch.uint8)
+
+
+def twins(model: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """The model and a copy of it, with nothing shared."""
+    return model, copy.deepcopy(model)

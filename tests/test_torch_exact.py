@@ -57,12 +57,7 @@ def check(name, share, cache):
         assert repeats(model) > 0
 
 
-STATES = pytest.mark.xfail(
-    strict=True, raises=recoup.BudgetError, reason="generator states of replayed ops raise the floor of every plan"
-)
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=STATES if name == "lstm" else ()) for name in SELECTION])
+@pytest.mark.parametrize("name", SELECTION)
 def test_a_selection(cache, name):
     check(name, 0.25, cache)
 

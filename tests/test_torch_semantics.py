@@ -624,13 +624,15 @@ class TestState:
 
     def test_parametrized_weights(self, cache):
         model = nn.Sequential(
-            nn.utils.parametrizations.weight_norm(nn.Linear(8, 64)), nn.Tanh(), nn.Linear(64, 64), nn.Tanh()
+            nn.utils.parametrizations.weight_norm(nn.Linear(8, 64)),
+            *(layer for _ in range(4) for layer in (nn.Tanh(), nn.Linear(64, 64))),
         )
         check_without_copy(model, torch.randn(256, 8), cache)
 
     def test_spectral_norm_writes_its_vectors_once(self, cache):
         model = nn.Sequential(
-            nn.utils.parametrizations.spectral_norm(nn.Linear(8, 64)), nn.Tanh(), nn.Linear(64, 64), nn.Tanh()
+            nn.utils.parametrizations.spectral_norm(nn.Linear(8, 64)),
+            *(layer for _ in range(4) for layer in (nn.Tanh(), nn.Linear(64, 64))),
         )
         check_without_copy(model, torch.randn(256, 8), cache)
 
@@ -642,7 +644,7 @@ def check_without_copy(model, x, cache):
     for planned in (False, True):
         model.load_state_dict(start)
         if planned:
-            fraction = tight(model, x, 0.3, cache, 0.02)
+            fraction = tight(model, x, 0.3, cache, 0.002)
             model.load_state_dict(start)
             recoup.optimize(model, budget=fraction, cache=cache, **QUICK)
         for _ in range(2):
@@ -882,18 +884,7 @@ BREAKS = {"print": 'print("here")', "item": "y.sum().item()", "if": "elif y.sum(
 
 
 class TestBreaks:
-    @pytest.mark.parametrize(
-        "budget",
-        [
-            pytest.param(
-                0.9,
-                marks=pytest.mark.xfail(
-                    strict=True, raises=recoup.BudgetError, reason="each part takes the fraction of its own plain peak"
-                ),
-            ),
-            "bytes",
-        ],
-    )
+    @pytest.mark.parametrize("budget", [0.9, "bytes"])
     @pytest.mark.parametrize("kind", BREAKS)
     def test_a_graph_break_is_named_and_changes_nothing(self, cache, kind, budget):
         model = Breaks(kind)

@@ -63,7 +63,7 @@ def estimate(node: fx.Node, rates: Rates) -> Cost:
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+    return min(int(tensor.numel() * tensor.element_size()), int(tensor.untyped_storage().nbytes()))
 
 
 def _dtype(values: list[Any]) -> str:

@@ -71,7 +71,7 @@ def _copied(node: fx.Node) -> int:
     if "convolution" not in str(node.target):
         return 0
     given = tensors_of([other.meta.get("val") for other in node.all_input_nodes])
-    whole = [(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()) for tensor in given]
+    whole = [(int(tensor.numel() * tensor.element_size()), int(tensor.untyped_storage().nbytes())) for tensor in given]
     return sum(size for size, storage in whole if LARGE <= size < storage)
 
 
@@ -110,4 +110,4 @@ def is_view(node: fx.Node) -> bool:
 
 
 def _bytes(node: fx.Node) -> int:
-    return max((tensor.numel() * tensor.element_size() for tensor in tensors_of(node.meta.get("val"))), default=0)
+    return max((int(tensor.numel() * tensor.element_size()) for tensor in tensors_of(node.meta.get("val"))), default=0)

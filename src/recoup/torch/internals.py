@@ -20,12 +20,13 @@ from torch._functorch.partitioners import get_default_op_list, min_cut_remateria
 from torch._inductor import config as inductor_config
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch.fx.graph import _BoxedCodeGen
 from torch.utils._python_dispatch import _disable_current_modes
 
 from recoup.errors import CaptureError
 
+UNTRACEABLE = (DataDependentOutputException, DynamicOutputShapeException)  # what depends on numbers in a tensor
 Partition = Callable[[fx.GraphModule, int], tuple[fx.GraphModule, fx.GraphModule] | None]
 
 
@@ -83,10 +84,8 @@ def compile_joint(module: fx.GraphModule, args: Sequence[Any], partition: Partit
     def run(gm: fx.GraphModule, example_inputs: Any) -> Any:
         return boxed(gm)
 
-    return torch._dynamo.disable(
-        aot_module_simplified(module, list(args), fw_compiler=run, bw_compiler=run, partition_fn=split),
-        reason="recoup runs this graph by its plan",
-    )
+    function = aot_module_simplified(module, list(args), fw_compiler=run, bw_compiler=run, partition_fn=split)
+    return torch._dynamo.disable(function, reason="recoup runs this graph by its plan")
 
 
 def boxed(module: fx.GraphModule) -> Callable[..., Any]:

@@ -135,7 +135,7 @@ class _Reader:
             if key not in self.numbers:
                 self.numbers[key] = len(joint.storages)
                 name = node.name if len(tensors) == 1 else f"{node.name}.{position}"
-                joint.storages.append(Storage(name, tensor.untyped_storage().nbytes(), tensor.device))
+                joint.storages.append(Storage(name, int(tensor.untyped_storage().nbytes()), tensor.device))
         if tensors:
             joint.storage_of[node] = self.numbers[storage_key(tensors[0])]
         source = node.args[0] if node.target is operator.getitem else None

@@ -15,7 +15,7 @@ from recoup.judge import simulate
 from recoup.planfile import Plan
 from recoup.schedule import Schedule
 from recoup.torch import compiled, eager
-from recoup.torch.internals import graph_break
+from recoup.torch.internals import UNTRACEABLE, graph_break
 from recoup.torch.planning import StepPlanner
 from recoup.torch.progress import Reporter
 from recoup.torch.session import Session
@@ -98,7 +98,11 @@ class Part:
                 reporter,
             )
             compile_step = eager.compile_step if mode == "eager" else compiled.compile_step
-            function, step = compile_step(self.module, args, planner)
+            try:
+                function, step = compile_step(self.module, args, planner)
+            except UNTRACEABLE as problem:
+                session.note(f"a part of the program depends on numbers in a tensor and runs unplanned: {problem}")
+                function, step = self.module, None
         gc.collect()  # what tracing leaves behind must not count as resident
         if device.type == "cuda":
             torch.cuda.empty_cache()

@@ -129,7 +129,7 @@ def _real(argument: Any, node: fx.Node, channels_last: bool) -> Any:
     like = argument.meta["val"]
     if not isinstance(like, torch.Tensor):
         return like
-    elements = like.untyped_storage().nbytes() // like.element_size()
+    elements = int(like.untyped_storage().nbytes()) // like.element_size()
     flat = torch.empty(elements, dtype=like.dtype, device=like.device)
     if like.is_floating_point() or like.is_complex():
         flat.normal_()

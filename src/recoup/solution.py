@@ -60,7 +60,7 @@ class Solution:
         parts = [self.message] if self.message else []
         if self.budget_bound is not None and self.smallest_budget is not None:
             parts.append(
-                f"needs at least {format_bytes(self.budget_bound)}; {format_bytes(self.smallest_budget)} works"
+                f"needs at least {format_bytes(self.budget_bound)}; {format_bytes(self.smallest_budget, up=True)} works"
             )
         if self.interrupted:
             parts.append("interrupted")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from fractions import Fraction
 from numbers import Integral, Real
@@ -58,11 +59,18 @@ def _share(fraction: Fraction, plain_peak: int, given: object) -> int:
     return int(fraction * plain_peak)
 
 
-def format_bytes(count: int) -> str:
-    """Bytes for people: exact below 1 KiB, else three or four digits and a binary unit."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{count} B" if unit == "B" else f"{size:.4g} {unit}"
-        size /= 1024
-    return f"{size:.4g} TiB"
+def format_bytes(count: int, up: bool = False) -> str:
+    """Bytes for people: exact below 1 KiB, else three or four digits and a binary unit.
+
+    ``up`` rounds up, for a budget that must work as it is printed.
+
+    >>> format_bytes(2_310_500), format_bytes(2_310_500, up=True)
+    ('2.203 MiB', '2.204 MiB')
+    """
+    if count < 1024:
+        return f"{count} B"
+    power = min((count.bit_length() - 1) // 10, 4)
+    size = Fraction(count, 1024**power)
+    digits = 10 ** max(0, 4 - len(str(int(size))))
+    rounded = Fraction(math.ceil(size * digits), digits) if up else size
+    return f"{float(rounded):.4g} {'KMGT'[power - 1]}iB"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +85,7 @@ def read_log(path: str | Path) -> list[Instruction]:
     try:
         data = Path(path).read_bytes()
         text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
-    except (OSError, UnicodeDecodeError, EOFError) as problem:
+    except (OSError, UnicodeDecodeError, EOFError, zlib.error) as problem:
         raise LogError(f"cannot read {str(path)!r}: {getattr(problem, 'strerror', None) or problem}") from problem
     return list(parse_log(text.splitlines()))
 
@@ -184,8 +185,10 @@ class _Reader:
     def integer(self, line: dict[str, Any], key: str, least: int = 0) -> int:
         try:
             value = int(line[key])
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             raise self.error(f"has no {key} with a whole number") from None
+        if isinstance(line[key], float | bool):
+            raise self.error(f"has no {key} with a whole number")
         if value < least:
             raise self.error(f"has {key} {value}; the least is {least}")
         return value

@@ -78,7 +78,7 @@ def simulate_log(
     """
     is_share = budget is not None and not isinstance(budget, int)
     room = resolve_budget(budget, baseline_peak(log) if is_share else 0)
-    run = Simulator(room, heuristics.make(heuristic), deallocation, None if limit is None else limit)
+    run = Simulator(room, heuristics.make(heuristic), deallocation, limit)
     status: Status = "ok"
     message = ""
     start = time.perf_counter()

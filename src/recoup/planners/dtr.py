@@ -56,8 +56,8 @@ def trace(graph: Graph, budget: int, heuristic: str) -> Schedule | None:
             for value in op.outputs:
                 if op.once or value in held:
                     run.keep(tensors[value])
-            for value in {*op.inputs, *op.outputs} & tensors.keys():
-                if last.get(value, op.id) == op.id and value not in held:
+            for value in dict.fromkeys((*op.inputs, *op.outputs)):
+                if value in tensors and last.get(value, op.id) == op.id and value not in held:
                     run.release(tensors[value])
     except (OutOfMemory, Thrashing):
         return None

@@ -16,7 +16,7 @@ from recoup.torch.settings import Settings, given_plan
 def recoup(module: fx.GraphModule, _inputs: Any, **options: Any) -> Callable[..., Any]:
     """What PyTorch calls with each captured part; the options are those of :func:`recoup.optimize`.
 
-    Each part is planned when it first runs, for what is resident then.
+    Each part is planned by itself, when it first runs, for what is resident then.
     """
     options = dict(options.pop("options", None) or {}) | options
     if "budget" not in options and "plan" not in options:
@@ -24,5 +24,11 @@ def recoup(module: fx.GraphModule, _inputs: Any, **options: Any) -> Callable[...
     plan = given_plan(options.pop("plan", None))
     budget = options.pop("budget", None if plan is None else plan.budget_bytes)
     session = Session(Settings(budget, plan=plan, **options))
-    session.parts.append(Part(session, module))
-    return session.parts[0]
+    part = Part(session, module)
+    session.parts.append(part)
+
+    def planned(*args: Any) -> Any:
+        session.begin()
+        return part(*args)
+
+    return planned

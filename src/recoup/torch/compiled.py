@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import fx
 
 from recoup.errors import BudgetError
 from recoup.torch.fusion import folded_nodes, fused_costs, is_fused_kernel
-from recoup.torch.internals import compile_inductor
+from recoup.torch.internals import compile_inductor, written_input
 from recoup.torch.joint import read_joint
 from recoup.torch.memory import measure_peak
 from recoup.torch.planning import StepPlan, StepPlanner
@@ -42,8 +42,11 @@ class _Partitioner:
     is_plain: bool = False
     learned: bool = False
     key: str = ""
+    written: set[str] = field(default_factory=set)
+    """The inputs that the step writes to, by name."""
 
     def __call__(self, traced: fx.GraphModule, outputs: int) -> tuple[fx.GraphModule, fx.GraphModule] | None:
+        self.written = {str(target) for node in traced.graph.nodes if (target := written_input(node)) is not None}
         plain = read_joint(traced, outputs, folded_nodes(traced))
         self.step = self.planner.plain(plain, self._costs(plain))
         self.key = f"correction {self.step.plan.graph.fingerprint} {self.step.budget}"
@@ -87,7 +90,7 @@ def compile_step(
     """
     best: _Tried | None = None
     correction: int | None = None
-    plainly, over, budget = planner.settings.plan is None, 0, 0
+    plainly, over, budget = planner.may_be_plain, 0, 0
     for _ in range(ATTEMPTS):
         partitioner = _Partitioner(planner, correction, plainly)
         try:
@@ -101,7 +104,7 @@ def compile_step(
             return function, step
         planner.reporter.say("trying out the compiled step")
         try:
-            tried = _try_out(function, args, step, planner)
+            tried = _try_out(function, args, step, planner, partitioner.written)
         except torch.OutOfMemoryError:
             tried = _Tried(function, step, int(step.plan.peak_bytes * (1 + OUT_OF_MEMORY)), math.inf)
             torch.cuda.empty_cache()
@@ -110,6 +113,7 @@ def compile_step(
         if room >= 0 and (best is None or tried.seconds < best.seconds):
             best = replace(tried, correction=partitioner.correction or 0)
         well = partitioner.is_plain or partitioner.learned or room < CLOSE * budget or not step.repeats
+        well = well or planner.settings.plan is not None
         if room >= 0 and well:
             break
         over = room if over == 0 else max(over, room)
@@ -127,10 +131,16 @@ def compile_step(
     return best.function, replace(best.step, correction=best.correction)
 
 
-def _try_out(function: Callable[..., Any], args: Sequence[Any], step: StepPlan, planner: StepPlanner) -> _Tried:
+def _try_out(
+    function: Callable[..., Any], args: Sequence[Any], step: StepPlan, planner: StepPlanner, written: set[str]
+) -> _Tried:
     """Run forward and backward on the caller's own inputs and undo it: no gradient, buffer or random state changes."""
     device = planner.device
-    tensors = [arg for arg in args if isinstance(arg, torch.Tensor) and not arg.requires_grad]
+    tensors = [
+        arg
+        for index, arg in enumerate(args, 1)
+        if isinstance(arg, torch.Tensor) and (not arg.requires_grad or f"primals_{index}" in written)
+    ]
     versions = [tensor._version for tensor in tensors]
     copies = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
     with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type="cuda"):

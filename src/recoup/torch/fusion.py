@@ -28,6 +28,7 @@ LARGE = 2**16  # bytes; smaller values are statistics and masks of single dimens
 def folded_nodes(module: fx.GraphModule) -> set[fx.Node]:
     """The nodes of a joint graph that Inductor computes inside their readers."""
     in_backward = _from_tangents(module.graph)
+    overwritten = {written_input(node) for node in module.graph.nodes} - {None}
     written = _read_by_other_kernels(module.graph)
     folded: set[fx.Node] = set()
     large: dict[fx.Node, set[fx.Node]] = {}
@@ -39,9 +40,12 @@ def folded_nodes(module: fx.GraphModule) -> set[fx.Node]:
         if is_view(node):
             inside = any(other in folded for other in node.all_input_nodes)
             large[node] = reads
+            if not overwritten.isdisjoint(node.all_input_nodes):
+                overwritten.add(node)
         else:
             inside = node.op == "call_function" and is_fusible(node) and not is_generated(node)
             inside = inside and node not in written and not reused
+            inside = inside and overwritten.isdisjoint(node.all_input_nodes)  # the backward would read it changed
             large[node] = reads if inside else {node} if _bytes(node) >= LARGE else set()
         if inside:
             folded.add(node)
@@ -106,7 +110,8 @@ def is_view(node: fx.Node) -> bool:
         tensors_of([other.meta.get("val") for other in node.all_input_nodes]),
     )
     known = {storage_key(tensor) for tensor in given}
-    return node.op == "call_function" and bool(made) and all(storage_key(tensor) in known for tensor in made)
+    makes_none = bool(made) and all(storage_key(tensor) in known for tensor in made)
+    return node.op == "call_function" and makes_none and written_input(node) is None
 
 
 def _bytes(node: fx.Node) -> int:

@@ -116,8 +116,9 @@ def plans(target: Any) -> list[Plan]:
 def plan(target: Callable[..., Any], inputs: Any, budget: Budget, **options: Any) -> Plan:
     """Plan one step of a model or function on ``inputs``: a tensor, a tuple of arguments, or a dict of keyword ones.
 
-    Nothing of the step is run. Save the result with :meth:`recoup.Plan.save` and use it with
-    ``recoup.optimize(model, plan=...)``. The options are those of :func:`recoup.optimize`.
+    In eager mode nothing of the step is run; in compiled mode it is tried out and undone. Save the result with
+    :meth:`recoup.Plan.save` and use it with ``recoup.optimize(model, plan=...)``. The options are those of
+    :func:`recoup.optimize`.
     """
     session = Session(Settings(budget, **options), only_plan=True)
     if not callable(target):

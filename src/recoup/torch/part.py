@@ -49,6 +49,7 @@ class Part:
         """Share of the memory above the resident part that is left to parts that run after this one."""
         self.variants: dict[Any, list[Variant]] = {}
         self.current: Variant | None = None
+        self._device: torch.device | None = None
         self._dynamic = _dynamic_positions(module)
         if self.ends_early:
             session.note(f"the program is planned in parts; one ends here: {self.ends_early}")
@@ -71,7 +72,9 @@ class Part:
 
     def _variant(self, args: Sequence[Any]) -> Variant:
         session = self.session
-        device = session.device(args)
+        if self._device is None:
+            self._device = session.device(args)
+        device = self._device
         resident = session.resident(device, args)
         key = (self.share_later, *(_shape(args[index]) for index in self._dynamic))
         fitting = [variant for variant in self.variants.get(key, ()) if resident <= variant.resident]
@@ -84,6 +87,7 @@ class Part:
     def _compile(self, args: Sequence[Any], device: torch.device, resident: int) -> Variant:
         session = self.session
         mode = session.mode(device)
+        known = session.known.setdefault(device, [])
         with Reporter(session.settings.verbose) as reporter:
             planner = StepPlanner(
                 session.settings,
@@ -92,9 +96,10 @@ class Part:
                 mode,
                 resident,
                 self.share_later,
-                session.known if self._dynamic else (),
-                max((step.budget for step in session.known), default=0),
-                session.known[-1].correction if session.known else 0,
+                known if self._dynamic else (),
+                session.settings.plan is None and not session.only_plan,
+                max((step.budget for step in known), default=0),
+                known[-1].correction if known else 0,
                 reporter,
             )
             compile_step = eager.compile_step if mode == "eager" else compiled.compile_step
@@ -112,7 +117,7 @@ class Part:
             if self.ends_early:
                 raise CaptureError(f"a plan holds one graph, and this program is captured in parts: {self.ends_early}")
             raise Planned(step.plan)
-        session.known.append(step)
+        known.append(step)
         return Variant(function, step.resident, step.plan)
 
 

@@ -19,6 +19,7 @@ from recoup.torch.costs import Cost, tensors_of
 from recoup.torch.difference import difference
 from recoup.torch.estimate import estimate
 from recoup.torch.joint import ARRIVAL, Joint, JointOp
+from recoup.torch.memory import allocated_size
 from recoup.torch.progress import Reporter
 from recoup.torch.rng import CPU_STATE_BYTES
 from recoup.torch.settings import Settings
@@ -57,6 +58,8 @@ class StepPlanner:
     share_later: float
     known: Sequence[StepPlan]
     """Plans for other shapes of the same program."""
+    may_be_plain: bool
+    """Whether PyTorch's own partitioner may do: not where a plan was given, or is all that is wanted."""
     floor: int
     """The largest budget that this program had so far: a fraction of another part's or shape's peak may be less."""
     hint: int
@@ -114,7 +117,7 @@ class StepPlanner:
         return plan, why
 
     def reuse(self, joint: Joint) -> StepPlan | None:
-        """A schedule made for another shape, if it is one of the same ops and fits here; the plain one if that fits.
+        """A schedule made for a larger shape, if it is one of the same ops and fits here; the plain one if that fits.
 
         So a program whose shapes vary is measured and planned for the largest, not for each.
         """
@@ -122,8 +125,18 @@ class StepPlanner:
             old = {op.id: op for op in other.plan.graph.ops}
             if old.keys() != {op.id for op in joint.ops} | {ARRIVAL}:
                 continue
+            sizes = {value.id: value.bytes for value in other.plan.graph.values}
+            if any(allocated_size(one.bytes, self.device) > sizes.get(one.id, -1) for one in joint.storages):
+                continue
             rates = self.store.rates()
-            costs = {op.id: replace(estimate(op.node, rates), workspace=old[op.id].workspace) for op in joint.ops}
+            costs = {
+                op.id: replace(
+                    estimate(op.node, rates),
+                    workspace=old[op.id].workspace,
+                    outputs=tuple(joint.storages[i].bytes or sizes[joint.storages[i].id] for i in op.writes),
+                )
+                for op in joint.ops
+            }
             plain = self.plain(joint, costs)
             graph = self._graph(
                 joint, costs, plain.budget, self.resident + CPU_STATE_BYTES * sum(op.random for op in joint.ops)

@@ -64,7 +64,7 @@ def _measure(node: fx.Node, device: torch.device, channels_last: bool) -> Cost |
         return _measure_cuda(run, device, args, kwargs) if device.type == "cuda" else _measure_cpu(run, args, kwargs)
     except torch.OutOfMemoryError:
         raise
-    except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AttributeError):
+    except (RuntimeError, TypeError, ValueError, IndexError, KeyError, NotImplementedError, AttributeError):
         return None
 
 
@@ -126,7 +126,7 @@ def _real(argument: Any, node: fx.Node, channels_last: bool) -> Any:
     """A tensor like the traced one, with numbers in it that every op can take."""
     if not isinstance(argument, fx.Node):
         return argument
-    like = argument.meta["val"]
+    like = argument.meta.get("val")
     if not isinstance(like, torch.Tensor):
         return like
     elements = int(like.untyped_storage().nbytes()) // like.element_size()

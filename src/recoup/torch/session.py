@@ -45,11 +45,10 @@ class Session:
     parts: list[Part] = field(default_factory=list)
     ran: list[Part] = field(default_factory=list)
     """The parts that ran forward in the current call, in order."""
-    known: list[StepPlan] = field(default_factory=list)
-    """Every plan made so far."""
-    _device: torch.device | None = None
+    known: dict[torch.device, list[StepPlan]] = field(default_factory=dict)
+    """Every plan made so far, by device."""
     _store: Store | None = None
-    _automatic: int | None = None
+    _automatic: dict[torch.device, int] = field(default_factory=dict)
     _scanned: tuple[object, int] | None = None
 
     def begin(self) -> None:
@@ -66,14 +65,12 @@ class Session:
             part.share_later = sum(needs[index + 1 :]) / sum(needs[index:])
 
     def device(self, args: Sequence[Any]) -> torch.device:
-        """The device that holds most of the inputs' bytes."""
-        if self._device is None:
-            sizes: dict[torch.device, int] = {}
-            for arg in args:
-                if isinstance(arg, torch.Tensor):
-                    sizes[arg.device] = sizes.get(arg.device, 0) + arg.numel() * arg.element_size()
-            self._device = max(sizes, key=lambda device: sizes[device], default=torch.device("cpu"))
-        return self._device
+        """The accelerator that holds most of the inputs' bytes; the CPU only where there is none."""
+        sizes: dict[torch.device, int] = {}
+        for arg in args:
+            if isinstance(arg, torch.Tensor):
+                sizes[arg.device] = sizes.get(arg.device, 0) + arg.numel() * arg.element_size()
+        return max(sizes, key=lambda device: (device.type == "cuda", sizes[device]), default=torch.device("cpu"))
 
     def store(self, device: torch.device) -> Store:
         """The measurements and plans for the device."""
@@ -85,9 +82,9 @@ class Session:
         """The budget as given; what 'auto' means is asked once."""
         if self.settings.budget != "auto":
             return self.settings.budget
-        if self._automatic is None:
-            self._automatic = automatic_budget(device)
-        return self._automatic
+        if device not in self._automatic:
+            self._automatic[device] = automatic_budget(device)
+        return self._automatic[device]
 
     def mode(self, device: torch.device) -> Mode:
         """Compiled on CUDA, eager elsewhere, unless the user chose."""

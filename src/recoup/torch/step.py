@@ -94,12 +94,13 @@ def _overwritten(joint: Joint, costs: Mapping[str, Cost], sizes: list[int]) -> d
 
 def _sizes(joint: Joint, costs: Mapping[str, Cost], device: torch.device) -> list[int]:
     """Bytes of each storage on the device: as measured where that was possible, else as traced."""
-    sizes = [storage.bytes if storage.device.type == device.type else 0 for storage in joint.storages]
+    here = [storage.device.type == device.type for storage in joint.storages]
+    sizes = [storage.bytes if there else 0 for storage, there in zip(joint.storages, here, strict=True)]
     for op in joint.ops:
         measured = costs[op.id].outputs
         if measured is not None and len(measured) == len(op.writes):
             for storage, size in zip(op.writes, measured, strict=True):
-                sizes[storage] = max(sizes[storage], size) if sizes[storage] else 0
+                sizes[storage] = max(sizes[storage], size) if here[storage] else 0
     return [allocated_size(size, device) for size in sizes]
 
 

@@ -1,0 +1,94 @@
+"""Compiled mode against the plain compiled step: same numbers, same buffers, within budget, nothing left behind."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import recoup
+from recoup.torch.memory import measure_peak
+from tests.torch_helpers import QUICK, repeats, single_thread
+
+__all__ = ["single_thread"]
+
+BUDGET = 0.75
+COMPILED = {**QUICK, "compile": "inductor"}
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def blocks(count: int = 4) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = [
+        nn.Sequential(nn.Linear(32, 128), nn.BatchNorm1d(128), nn.GELU(), nn.Dropout(0.1), nn.Linear(128, 32))
+        for _ in range(count)
+    ]
+    return nn.Sequential(*layers)
+
+
+def run(model, x, steps: int = 2) -> list[float]:
+    losses = []
+    for seed in range(steps):
+        torch.manual_seed(seed)
+        model.zero_grad(set_to_none=True)
+        loss = model(x).square().mean()
+        loss.backward()
+        losses.append(loss.item())
+    return losses
+
+
+def test_as_the_plain_compiled_step(tmp_path):
+    model = blocks()
+    plain = copy.deepcopy(model)
+    x = torch.randn(1024, 32)
+    recoup.optimize(model, budget=BUDGET, cache=tmp_path, **COMPILED)
+    assert run(model, x) == pytest.approx(run(torch.compile(plain), x), rel=1e-5)
+    assert repeats(model) > 0
+    for (name, ours), (_, theirs) in zip(model.named_parameters(), plain.named_parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, msg=name)
+    for (name, ours), (_, theirs) in zip(model.named_buffers(), plain.named_buffers(), strict=True):
+        torch.testing.assert_close(ours, theirs, msg=name)
+    assert int(model[0][1].num_batches_tracked) == 2
+    plan = recoup.plans(model)[0]
+    model.zero_grad(set_to_none=True)
+    measured = measure_peak(lambda: model(x).square().mean().backward(), torch.device("cpu"))
+    assert measured <= plan.budget_bytes
+
+
+class Writes(nn.Module):
+    """A forward that writes to a buffer after reading it, and to a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = blocks()
+        self.register_buffer("scale", torch.tensor(2.0))
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        y = self.body(x * self.weight) * (self.scale * 3)
+        self.scale.mul_(0.5)
+        with torch.no_grad():
+            self.weight.mul_(0.5)
+        return y
+
+
+def test_writes_happen_once_and_trying_out_leaves_no_trace(tmp_path):
+    torch.manual_seed(0)
+    model = Writes()
+    x = torch.randn(1024, 32)
+    recoup.optimize(model, budget=BUDGET, cache=tmp_path, **COMPILED)
+    state = torch.get_rng_state()
+    loss = model(x).square().mean()
+    assert float(model.scale) == 1.0
+    assert float(model.weight.detach()) == 0.5
+    assert not torch.equal(torch.get_rng_state(), state)  # dropout drew once, as the plain step does
+    loss.backward()
+    assert all(int(buffer) == 1 for name, buffer in model.named_buffers() if name.endswith("num_batches_tracked"))

@@ -128,7 +128,8 @@ def compile_step(
         )
     if best.step.repeats:
         planner.store.keep(partitioner.key, [best.correction])
-    return best.function, replace(best.step, correction=best.correction)
+    room = best.step.budget - best.peak_bytes
+    return best.function, replace(best.step, correction=best.correction, resident=planner.resident + room)
 
 
 def _try_out(
@@ -157,7 +158,7 @@ def _try_out(
         for tensor, version, copy in zip(tensors, versions, copies, strict=True):
             if tensor._version != version:
                 tensor.copy_(copy)
-    return _Tried(function, step, peak + step.resident - planner.now, statistics.median(times))
+    return _Tried(function, step, peak + planner.settings.reserve_bytes, statistics.median(times))
 
 
 def _step(function: Callable[..., Any], args: Sequence[Any]) -> None:

@@ -81,7 +81,7 @@ class StepPlanner:
         plain = self.plain(joint, costs)
         budget, resident = plain.budget, self.resident
         if self.settings.plan is not None:
-            return StepPlan(_checked(self.settings.plan, plain.plan.graph, self.where()), budget, resident)
+            return self._done(_checked(self.settings.plan, plain.plan.graph, self.where()), plain, resident)
         exact = self._graph(joint, costs, budget, max(0, resident + correction))
         plan = _stored(plain.plan.schedule.steps(), exact, budget)
         if plan is not None:
@@ -144,7 +144,7 @@ class StepPlanner:
             for steps in (plain.plan.schedule.steps(), other.plan.schedule.steps()):
                 plan = _stored(steps, graph, plain.budget)
                 if plan is not None:
-                    return StepPlan(replace(plan, profiled_on=self.where()), plain.budget, self.resident)
+                    return self._done(plan, plain, self.resident)
         return None
 
     def plain(self, joint: Joint, costs: Mapping[str, Cost]) -> StepPlan:

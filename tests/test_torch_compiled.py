@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import recoup
+from recoup.torch.compiled import _as_measured
 from recoup.torch.memory import measure_peak
 from tests.torch_helpers import QUICK, repeats, single_thread
 
@@ -92,3 +93,13 @@ def test_writes_happen_once_and_trying_out_leaves_no_trace(tmp_path):
     assert not torch.equal(torch.get_rng_state(), state)  # dropout drew once, as the plain step does
     loss.backward()
     assert all(int(buffer) == 1 for name, buffer in model.named_buffers() if name.endswith("num_batches_tracked"))
+
+
+def test_the_plan_has_the_peak_that_was_measured(tmp_path):
+    model = blocks()
+    x = torch.randn(1024, 32)
+    recoup.optimize(model, budget=BUDGET, cache=tmp_path, **COMPILED)
+    run(model, x)
+    plan = recoup.plans(model)[0]
+    for more in (-4096, 0, 4096):
+        assert _as_measured(plan, plan.peak_bytes + more).peak_bytes == plan.peak_bytes + more

@@ -2,10 +2,12 @@
 
     python -m benchmarks.torch truth resnet50 --mode eager --budgets 0.6,0.5,0.4
     python -m benchmarks.torch curve gpt --budgets 6GiB,5GiB,4GiB,3.4GiB -o gpt.json
+    python -m benchmarks.torch overhead resnet50
 
 ``truth`` trains within each budget in a process of its own that is limited to the budget and 5 % more, and compares the
 predicted peak with the allocator's. ``curve`` measures compiled steps side by side: plain, with a checkpoint on every
 block, with PyTorch's own knob, and planned by recoup at each budget. A fraction is of the plain step's measured peak.
+``overhead`` gives recoup room for everything, and prints what its step takes of the plain one's time.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from pathlib import Path
 import click
 import torch
 
+import recoup
 from benchmarks import machine
 from benchmarks.torch.steps import Measured, build, checkpoint_blocks, forget, measure, planned
 from recoup.units import resolve_budget
@@ -90,6 +93,32 @@ def limited(model: str, budget: int, size: str, device: str, mode: str, time_lim
         model, build(model, size, place), place, budget, "eager" if mode == "eager" else "inductor", time_limit
     )
     print(json.dumps(found.data()))
+
+
+@main.command()
+@_model
+@_size
+@_device
+@click.option("--mode", default="eager", show_default=True, type=click.Choice(["inductor", "eager"]))
+@click.option("--rounds", default=5, show_default=True, help="How often the two are measured, in turns.")
+@_output
+def overhead(model: str, size: str, device: str, mode: str, rounds: int, output: str | None) -> None:
+    """With room for everything: what recoup adds to the plain step."""
+    place = torch.device(device)
+    plain, ours = build(model, size, place), build(model, size, place)
+    if mode == "inductor":
+        plain.model.compile()
+    recoup.optimize(ours.model, budget=2**50, compile="eager" if mode == "eager" else "inductor")
+    found = [
+        [measure(model, name, made, place) for name, made in (("plain", plain), ("recoup", ours))]
+        for _ in range(rounds)
+    ]
+    ratios = sorted(second.seconds / first.seconds for first, second in found)
+    print(
+        f"{model:10} {mode}: recoup takes {ratios[rounds // 2]:.4f} of plain's time "
+        f"({ratios[0]:.4f} to {ratios[-1]:.4f} in {rounds} rounds)"
+    )
+    _write(output, [one.data() for pair in found for one in pair])
 
 
 @main.command()

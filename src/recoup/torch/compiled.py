@@ -13,6 +13,9 @@ import torch
 from torch import fx
 
 from recoup.errors import BudgetError
+from recoup.judge import simulate
+from recoup.planfile import Plan
+from recoup.schedule import Schedule
 from recoup.torch.fusion import folded_nodes, fused_costs, is_fused_kernel
 from recoup.torch.internals import compile_inductor, written_input
 from recoup.torch.joint import read_joint
@@ -129,7 +132,20 @@ def compile_step(
     if best.step.repeats:
         planner.store.keep(partitioner.key, [best.correction])
     room = best.step.budget - best.peak_bytes
-    return best.function, replace(best.step, correction=best.correction, resident=planner.resident + room)
+    return best.function, replace(
+        best.step,
+        plan=_as_measured(best.step.plan, best.peak_bytes),
+        correction=best.correction,
+        resident=planner.resident + room,
+    )
+
+
+def _as_measured(plan: Plan, peak_bytes: int) -> Plan:
+    """The plan with its peak as it was when tried out: what the prediction was off by counts as resident."""
+    around = max(0, plan.graph.resident_bytes + peak_bytes - plan.peak_bytes)
+    graph = replace(plan.graph, resident_bytes=around)
+    schedule = Schedule.of(graph, plan.schedule.steps())
+    return replace(plan, graph=graph, schedule=schedule, peak_bytes=simulate(graph, schedule).peak_bytes)
 
 
 def _try_out(

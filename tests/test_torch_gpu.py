@@ -1,0 +1,86 @@
+"""On a GPU: the same numbers as the plain step within what kernels differ by from run to run, and never over budget."""
+
+import copy
+
+import pytest
+import torch
+
+import recoup
+from recoup.torch.memory import measure_peak
+from recoup.torch.models import DenseNet, ResNet, UNet, ViT
+from tests.torch_helpers import repeats, single_thread
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.usefixtures("_one_thread"),
+]
+
+CUDA = torch.device("cuda")
+CASES = {
+    "resnet": (lambda: ResNet(classes=10), lambda: torch.randn(64, 3, 96, 96)),
+    "unet": (lambda: UNet(width=16), lambda: torch.randn(64, 3, 96, 96)),
+    "vit": (lambda: ViT(image=64, patch=8, layers=6, width=192, heads=3), lambda: torch.randn(64, 3, 64, 64)),
+    "densenet": (lambda: DenseNet(layers=(4, 4, 4), growth=16), lambda: torch.randn(64, 3, 96, 96)),
+}
+SHARE = 0.75  # of the plain step's measured peak
+TOLERANCE = 1e-3  # of a gradient's norm: kernels that add in any order, and Inductor's own
+
+
+@pytest.fixture
+def _one_thread():
+    yield from single_thread()
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("recoup-cache")
+
+
+def step(model, x):
+    loss = model(x).float().square().mean()
+    loss.backward()
+    return loss
+
+
+def train(model, x):
+    """Three steps: losses, the first one's gradients, the buffers after the last, and the generator's state."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    losses, gradients = [], []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(step(model, x).item())
+        gradients = gradients or [parameter.grad.cpu() for parameter in model.parameters()]
+        optimizer.step()
+    return losses, gradients, [buffer.cpu() for buffer in model.buffers()], torch.cuda.get_rng_state().tolist()
+
+
+def peak(model, x):
+    model.zero_grad(set_to_none=True)
+    return measure_peak(lambda: step(model, x), CUDA)
+
+
+@pytest.mark.parametrize(("name", "mode"), [(name, "eager") for name in CASES] + [("resnet", "inductor")])
+def test_same_numbers_within_the_budget(cache, name, mode):
+    torch.manual_seed(0)
+    make, data = CASES[name]
+    model, x = make().to(CUDA), data().to(CUDA)
+    plain = copy.deepcopy(model)
+    if mode == "inductor":
+        plain.compile()
+    theirs = train(plain, x)
+    budget = int(SHARE * peak(plain, x))  # with the momentum
+    del plain
+    grows = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    recoup.optimize(model, budget=budget, reserve=grows, compile=mode, cache=cache, time_limit=5)
+    ours = train(model, x)
+    assert repeats(model) > 0
+    assert ours[0] == pytest.approx(theirs[0], rel=TOLERANCE)
+    for mine, yours in zip(ours[1], theirs[1], strict=True):
+        assert (mine - yours).norm() <= TOLERANCE * yours.norm() + 1e-6
+    for mine, yours in zip(ours[2], theirs[2], strict=True):
+        torch.testing.assert_close(mine, yours, rtol=TOLERANCE, atol=1e-4)
+    if mode == "eager":
+        assert ours[3] == theirs[3]  # Inductor draws its seeds by its own count of random kernels
+    assert peak(model, x) <= budget

@@ -45,7 +45,7 @@ def step(model, x):
 
 def train(model, x):
     """Three steps: losses, the first one's gradients, the buffers after the last, and the generator's state."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-5, momentum=0.9)
     losses, gradients = [], []
     for seed in range(3):
         torch.manual_seed(seed)
@@ -62,7 +62,8 @@ def peak(model, x):
 
 
 @pytest.mark.parametrize(("name", "mode"), [(name, "eager") for name in CASES] + [("resnet", "inductor")])
-def test_same_numbers_within_the_budget(cache, name, mode):
+def test_same_numbers_within_the_budget(monkeypatch, cache, name, mode):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # three digits would hide a mistake
     torch.manual_seed(0)
     make, data = CASES[name]
     model, x = make().to(CUDA), data().to(CUDA)
@@ -76,9 +77,9 @@ def test_same_numbers_within_the_budget(cache, name, mode):
     recoup.optimize(model, budget=budget, reserve=grows, compile=mode, cache=cache, time_limit=5)
     ours = train(model, x)
     assert repeats(model) > 0
-    assert ours[0] == pytest.approx(theirs[0], rel=TOLERANCE)
     for mine, yours in zip(ours[1], theirs[1], strict=True):
         assert (mine - yours).norm() <= TOLERANCE * yours.norm() + 1e-6
+    assert ours[0] == pytest.approx(theirs[0], rel=TOLERANCE)
     for mine, yours in zip(ours[2], theirs[2], strict=True):
         torch.testing.assert_close(mine, yours, rtol=TOLERANCE, atol=1e-4)
     if mode == "eager":

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import checkpoint
+from functorch.compile import config as functorch_config  # type: ignore[import-untyped]
 
 import recoup
+from recoup.torch.compare import checkpoint_blocks
 from recoup.torch.memory import measure_peak
 from recoup.torch.models import Example, example
 from recoup.torch.settings import Mode
@@ -36,7 +37,7 @@ class Measured:
 
     def row(self) -> str:
         """One line for people."""
-        line = f"{self.model:10} {self.contender:26} {1000 * self.seconds:8.2f} ms {self.peak_bytes / GIB:8.3f} GiB"
+        line = f"{self.model:10} {self.contender:22} {1000 * self.seconds:8.2f} ms {self.peak_bytes / GIB:8.3f} GiB"
         line += f"   reserved {self.reserved_bytes / GIB:6.2f}   first step {self.first_step_seconds:5.1f} s"
         if self.budget_bytes is not None and self.predicted_bytes is not None:
             error = self.predicted_bytes / self.peak_bytes - 1
@@ -50,57 +51,68 @@ class Measured:
         return asdict(self)
 
 
-def build(name: str, size: str, device: torch.device) -> Example:
-    """The same model and data every time."""
-    torch.manual_seed(0)
-    return example(name, size, device=device)  # type: ignore[arg-type]
+@dataclass(frozen=True)
+class Contender:
+    """Who runs the step of a model, and how: as it is, with checkpoints, with PyTorch's knob, or by recoup."""
+
+    model: str
+    size: str
+    device: torch.device
+    mode: Mode
+    kind: str
+    """``plain``, ``checkpoint``, ``knob=0.5``, or ``recoup=BYTES``."""
+    time_limit: float = 15.0
+
+    def measure(self, turn: Callable[[], None] = lambda: None, steps: int = 10) -> Measured:
+        """Forward, loss and backward; parameters keep no gradient in between. ``turn`` waits until timing may begin."""
+        torch.manual_seed(0)
+        made = example(self.model, self.size, device=self.device)  # type: ignore[arg-type]
+        name, _, value = self.kind.partition("=")
+        knob = float(value) if name == "knob" else functorch_config.activation_memory_budget
+        with functorch_config.patch(activation_memory_budget=knob):
+            if name == "recoup":
+                recoup.optimize(made.model, budget=int(value), compile=self.mode, time_limit=self.time_limit)
+            else:
+                if name == "checkpoint":
+                    checkpoint_blocks(made.model)
+                if self.mode == "inductor":
+                    made.model.compile()
+            step = partial(self._step, made)
+            first = _seconds(step)
+            step()
+            turn()
+            peak = measure_peak(step, self.device)
+            reserved = torch.cuda.max_memory_reserved() if self.device.type == "cuda" else peak
+            times = [_seconds(step) for _ in range(steps)]
+        found = Measured(self.model, f"{name} {self.mode}", statistics.median(times), peak, reserved, first)
+        if name != "recoup":
+            return found
+        predicted = max((plan.peak_bytes for plan in recoup.plans(made.model)), default=None)
+        return Measured(**(found.data() | {"budget_bytes": int(value), "predicted_bytes": predicted}))
+
+    def profile(self) -> None:
+        """Measure the model's ops, so that every budget is planned from the same numbers, taken undisturbed."""
+        torch.manual_seed(0)
+        made = example(self.model, self.size, device=self.device)  # type: ignore[arg-type]
+        with self._autocast():
+            try:
+                recoup.plan(made.model, made.inputs, 0.5, compile=self.mode, planner="checkpoint-all")
+            except recoup.BudgetError:
+                return  # no plan was wanted
+
+    def _step(self, made: Example) -> None:
+        with self._autocast():
+            loss = made.loss(made.model(*made.inputs))
+        loss.backward()
+        made.model.zero_grad(set_to_none=True)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.model in AUTOCAST)
 
 
-def checkpoint_blocks(made: Example) -> None:
-    """``torch.utils.checkpoint`` on every block, as a user would put it."""
-    for block in made.model.blocks():
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)  # type: ignore[method-assign]
-
-
-def measure(name: str, contender: str, made: Example, device: torch.device, steps: int = 10) -> Measured:
-    """Run a few steps of forward, loss and backward; parameters keep no gradient in between."""
-    step = partial(_step, name, made, device)
+def _seconds(step: Callable[[], None]) -> float:
     start = time.perf_counter()
     step()
-    first = time.perf_counter() - start
-    step()
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    peak = measure_peak(step, device)
-    reserved = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else peak
-    times = []
-    for _ in range(steps):
-        start = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - start)
-    return Measured(name, contender, statistics.median(times), peak, reserved, first)
-
-
-def _step(name: str, made: Example, device: torch.device) -> None:
-    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=name in AUTOCAST):
-        loss = made.loss(made.model(*made.inputs))
-    loss.backward()
-    made.model.zero_grad(set_to_none=True)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def planned(name: str, made: Example, device: torch.device, budget: int, mode: Mode, time_limit: float) -> Measured:
-    """recoup's step within ``budget`` bytes."""
-    recoup.optimize(made.model, budget=budget, compile=mode, time_limit=time_limit)
-    took = measure(name, f"recoup {mode}", made, device)
-    predicted = max(plan.peak_bytes for plan in recoup.plans(made.model))
-    return Measured(**(took.data() | {"budget_bytes": budget, "predicted_bytes": predicted}))
-
-
-def forget() -> None:
-    """Nothing of one contender is left for the next."""
-    torch._dynamo.reset()
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    return time.perf_counter() - start

@@ -329,12 +329,17 @@ def _block_checkpoints(arena: _Arena, work: Workload, mode: Mode) -> _Outcome:
         return _Outcome(Row(name, note="no nn.Sequential or nn.ModuleList of blocks in this model"))
 
     def prepare(model: nn.Module) -> Call:
-        for block in blocks(model):
-            block.forward = partial(_checkpointed, block.forward)
+        checkpoint_blocks(model)
         return _compiled(work.target(model), mode)
 
     outcome = arena.run(name, prepare)
     return replace(outcome, row=replace(outcome.row, note=outcome.row.note or f"{count} blocks"))
+
+
+def checkpoint_blocks(model: nn.Module) -> None:
+    """``torch.utils.checkpoint`` on every block, as a user would put it."""
+    for block in blocks(model):
+        block.forward = partial(_checkpointed, block.forward)
 
 
 def _checkpointed(forward: Call, *args: Any, **kwargs: Any) -> Any:

@@ -19,6 +19,7 @@ from recoup.torch.models import Example, example
 from recoup.torch.settings import Mode
 
 GIB = 2**30
+ROUNDS, STEPS = 3, 10  # the median of so many rounds of so many steps
 AUTOCAST = ("gpt", "llama")  # trained in bf16, the networks of convolutions in fp32
 
 
@@ -63,7 +64,7 @@ class Contender:
     """``plain``, ``checkpoint``, ``knob=0.5``, or ``recoup=BYTES``."""
     time_limit: float = 15.0
 
-    def measure(self, turn: Callable[[], None] = lambda: None, steps: int = 10) -> Measured:
+    def measure(self, turn: Callable[[], None] = lambda: None) -> Measured:
         """Forward, loss and backward; parameters keep no gradient in between. ``turn`` waits until timing may begin."""
         torch.manual_seed(0)
         made = example(self.model, self.size, device=self.device)  # type: ignore[arg-type]
@@ -78,12 +79,12 @@ class Contender:
                 if self.mode == "inductor":
                     made.model.compile()
             step = partial(self._step, made)
-            first = _seconds(step)
+            first = self._seconds(step, 1)
             step()
             turn()
             peak = measure_peak(step, self.device)
             reserved = torch.cuda.max_memory_reserved() if self.device.type == "cuda" else peak
-            times = [_seconds(step) for _ in range(steps)]
+            times = [self._seconds(step, STEPS) / STEPS for _ in range(ROUNDS)]
         found = Measured(self.model, f"{name} {self.mode}", statistics.median(times), peak, reserved, first)
         if name != "recoup":
             return found
@@ -105,14 +106,17 @@ class Contender:
             loss = made.loss(made.model(*made.inputs))
         loss.backward()
         made.model.zero_grad(set_to_none=True)
+
+    def _seconds(self, step: Callable[[], None], count: int) -> float:
+        """Seconds of ``count`` steps, the device waited for at the end as a training loop does, not after each."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+        start = time.perf_counter()
+        for _ in range(count):
+            step()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter() - start
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.model in AUTOCAST)
-
-
-def _seconds(step: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    step()
-    return time.perf_counter() - start

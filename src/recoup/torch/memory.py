@@ -52,7 +52,8 @@ def resident_bytes(device: torch.device) -> int:
     """Bytes allocated on the device now: by the allocator's count on CUDA, by live storages on CPU."""
     if device.type == "cuda":
         warm_up(device)
-        return torch.cuda.memory_allocated(device)
+        counts = torch.cuda.memory_stats_as_nested_dict(device)  # memory_allocated sorts all of them first
+        return int(counts["allocated_bytes"]["all"]["current"]) if counts else 0
     gc.collect()
     return live_bytes(_live_tensors(), device)
 

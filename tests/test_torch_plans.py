@@ -312,3 +312,26 @@ class TestBadInput:
         model = recoup.optimize(nn.Linear(3, 3), budget=1.0, cache=cache, **QUICK)
         with pytest.raises(RuntimeError, match=r"shape|dim"):
             model(torch.randn(2, 4))
+
+
+def test_a_plan_for_a_device_that_is_not_here(cache, monkeypatch):
+    """Nothing is measured, the estimate is the arithmetic at the stated rates, and the plan is refused for running."""
+    monkeypatch.setattr(recoup.torch.profile, "_measure", None)
+    model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(512, 512), nn.GELU())))
+    x = torch.randn(4096, 512)
+    plain = recoup.plan(model, x, 1.0, estimate=True, cache=cache)
+    costs = {op.id: op.time for op in plain.graph.ops}
+    assert costs["addmm"] == pytest.approx(2 * 4096 * 512 * 512 / 5e13)
+    assert costs["gelu"] == pytest.approx(2 * 4 * 4096 * 512 / 4.3e12)
+    plan = recoup.plan(model, x, 0.8, estimate=True, cache=cache)
+    assert plan.peak_bytes <= 0.8 * plain.peak_bytes
+    assert len(plan.schedule) > len(plan.graph.ops)
+    monkeypatch.undo()
+    recoup.optimize(model, plan=plan, cache=cache, compile="eager")
+    with pytest.raises(recoup.PlanError, match="estimated"):
+        model(x)
+
+
+def test_a_compiled_step_cannot_be_estimated():
+    with pytest.raises(recoup.SettingError, match="needs its device"):
+        recoup.plan(nn.Linear(2, 2), torch.ones(1, 2), 0.5, estimate=True, compile="inductor")

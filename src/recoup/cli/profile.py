@@ -29,6 +29,7 @@ Examples:
   recoup profile resnet50:16
   recoup profile training.model:make --device cuda -o graph.json
   recoup profile train.py:make --compile inductor -o graph.json
+  recoup profile resnet50:full --estimate -o graph.json
   recoup solve graph.json --budget 0.5
 
 \b
@@ -42,9 +43,14 @@ where train.py has, for example,
 @click.argument("source")
 @device_option
 @compile_option
+@click.option(
+    "--estimate", is_flag=True, help="For a GPU that is not here: measure nothing, take FLOPs and bytes over its rates."
+)
 @click.option("-o", "--output", metavar="GRAPH", help="Write the graph to this file.")
 @json_option
-def profile(source: str, device_name: str | None, mode: str | None, output: str | None, as_json: bool) -> None:
+def profile(
+    source: str, device_name: str | None, mode: str | None, estimate: bool, output: str | None, as_json: bool
+) -> None:
     """Capture one training step of SOURCE, measure its operators, and write its graph.
 
     SOURCE is package.module:make or path/to/file.py:make, where make() returns (model, inputs) or (model, inputs,
@@ -54,12 +60,12 @@ def profile(source: str, device_name: str | None, mode: str | None, output: str 
     need_torch()
     if output is not None:
         check_writable(output)
-    device = pick_device(device_name)
+    device = pick_device("cpu" if estimate else device_name)
     from recoup.torch.compare import captured
 
     with quiet_stdout(as_json):
         work = read_workload(source, device)
-        graph = captured(work, pick_mode(mode, device), verbose=False if as_json else None)
+        graph = captured(work, pick_mode(mode, device), verbose=False if as_json else None, estimate=estimate)
     if output is not None:
         graph.save(output)
     data = _data(graph)

@@ -135,13 +135,19 @@ class Comparison:
         return f"{same}, {memory} memory, {_more_or_less(planned.seconds / plain.seconds)} time"
 
 
-def captured(work: Workload, mode: Mode, verbose: bool | None = None) -> Graph:
-    """The graph of one plain step, measured on the device that ``work`` is on."""
+def captured(work: Workload, mode: Mode, verbose: bool | None = None, estimate: bool = False) -> Graph:
+    """The graph of one plain step, measured on the device that ``work`` is on, or estimated for a GPU."""
     torch.manual_seed(SEED)
     # Room for the plain step, and only that is looked for: the graph is then the captured one to the byte.
     budget: Budget = 1.0 if mode == "eager" else 2**50
     found = plan(
-        work.target(work.model), work.inputs, budget, compile=mode, planner="checkpoint-all", verbose=verbose
+        work.target(work.model),
+        work.inputs,
+        budget,
+        compile=mode,
+        planner="checkpoint-all",
+        verbose=verbose,
+        estimate=estimate,
     ).graph
     return replace(found, name=work.name)
 

@@ -21,7 +21,6 @@ from recoup.torch.internals import compile_inductor, written_input
 from recoup.torch.joint import read_joint
 from recoup.torch.memory import measure_peak
 from recoup.torch.planning import StepPlan, StepPlanner
-from recoup.torch.profile import profile
 from recoup.torch.rewrite import split_convolutions
 from recoup.torch.split import split
 from recoup.units import format_bytes
@@ -68,9 +67,7 @@ class _Partitioner:
     def _costs(self, joint: Any) -> Any:
         store = self.planner.store
         own = [op.node for op in joint.ops if not is_fused_kernel(op)]
-        return fused_costs(
-            joint, profile(own, store, self.planner.reporter.measured, store.device.type == "cuda"), store.rates()
-        )
+        return fused_costs(joint, self.planner.costs(own, store.device.type == "cuda"), store.rates())
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from recoup.torch.costs import signature
 from recoup.torch.internals import compile_joint
 from recoup.torch.joint import read_joint
 from recoup.torch.planning import StepPlan, StepPlanner
-from recoup.torch.profile import profile
 from recoup.torch.rewrite import split_convolutions, use_best_batch_norm
 from recoup.torch.split import split
 
@@ -28,7 +27,7 @@ def compile_step(
         joint = read_joint(traced, outputs)
         step = planner.reuse(joint)
         if step is None:
-            measured = profile([op.node for op in joint.ops], planner.store, planner.reporter.measured)
+            measured = planner.costs([op.node for op in joint.ops])
             step = planner.plan(joint, {op.id: measured[signature(op.node)] for op in joint.ops})
         made.append(step)
         return split(joint, [str(step) for step in made[0].plan.schedule.steps()])

@@ -1,4 +1,7 @@
-"""The fall-back cost model: FLOPs and bytes over the device's peak rates, for what cannot be run alone."""
+"""The fall-back cost model: FLOPs and bytes over the device's peak rates.
+
+For what cannot be run alone, and for planning without the device.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,10 @@ class Rates:
 
     bytes_per_second: float
     flops_per_second: dict[str, float]
+
+
+ABSENT = Rates(4.3e12, {"torch.float32": 5e13, "torch.bfloat16": 7.9e14, "torch.float16": 7.9e14})
+"""For a GPU that is not here: about an NVIDIA H200's. A schedule depends on ratios between ops, not on the clock."""
 
 
 def measure_rates(device: torch.device) -> Rates:

@@ -113,14 +113,17 @@ def plans(target: Any) -> list[Plan]:
     return [part.current.plan for part in session.parts if part.current is not None and part.current.plan is not None]
 
 
-def plan(target: Callable[..., Any], inputs: Any, budget: Budget, **options: Any) -> Plan:
+def plan(target: Callable[..., Any], inputs: Any, budget: Budget, *, estimate: bool = False, **options: Any) -> Plan:
     """Plan one step of a model or function on ``inputs``: a tensor, a tuple of arguments, or a dict of keyword ones.
 
     In eager mode nothing of the step is run; in compiled mode it is tried out and undone. Save the result with
     :meth:`recoup.Plan.save` and use it with ``recoup.optimize(model, plan=...)``. The options are those of
     :func:`recoup.optimize`.
+
+    With ``estimate`` the plan is for a GPU that is not here: the model lies on the CPU, is traced and not run, and
+    operators cost their arithmetic and bytes at a GPU's rates. It says what would fit, and is not for running.
     """
-    session = Session(Settings(budget, **options), only_plan=True)
+    session = Session(Settings(budget, **options, estimate=estimate), only_plan=True)
     if not callable(target):
         raise CaptureError(f"{type(target).__name__} is neither a module nor a function")
     function = target._call_impl if isinstance(target, nn.Module) else target

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import fx
 
 from recoup.errors import BudgetError, PlanError, ScheduleError
 from recoup.graph import Graph
@@ -15,11 +16,12 @@ from recoup.judge import simulate
 from recoup.planfile import Plan
 from recoup.schedule import Schedule
 from recoup.solving import SMALLEST_BUDGET_SECONDS, solve
-from recoup.torch.costs import Cost, tensors_of
+from recoup.torch.costs import Cost, signature, tensors_of
 from recoup.torch.difference import difference
-from recoup.torch.estimate import estimate
+from recoup.torch.estimate import ABSENT, estimate
 from recoup.torch.joint import ARRIVAL, Joint, JointOp
 from recoup.torch.memory import allocated_size
+from recoup.torch.profile import profile
 from recoup.torch.progress import Reporter
 from recoup.torch.rng import CPU_STATE_BYTES
 from recoup.torch.settings import Settings
@@ -165,8 +167,16 @@ class StepPlanner:
         between = int(self.share_later * max(0, budget - self.resident))
         return step_graph(joint, costs, self.device, around, between=between, replay=replay)
 
+    def costs(self, nodes: Sequence[fx.Node], channels_last: bool = False) -> dict[str, Cost]:
+        """What each signature among the nodes costs: measured here, or estimated for a device that is not."""
+        if self.settings.estimate:
+            return {signature(node): estimate(node, ABSENT) for node in nodes}
+        return profile(nodes, self.store, self.reporter.measured, channels_last)
+
     def where(self) -> str:
         """Where a plan was measured: hardware, then what the numbers depend on."""
+        if self.settings.estimate:
+            return f"a GPU that was not there; estimated, {library_versions()}"
         return f"{device_name(self.device)}; {library_versions()}, {self.mode}"
 
     def _solve(self, graph: Graph, limit: int) -> tuple[Plan | None, str]:

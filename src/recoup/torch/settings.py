@@ -29,6 +29,8 @@ class Settings:
     verbose: bool | None = None
     reserve: int | str = 0
     plan: Plan | None = None
+    estimate: bool = False
+    """Whether a plan is for a device that is not here, so that nothing is measured."""
 
     def __post_init__(self) -> None:
         if self.budget is None:
@@ -39,6 +41,8 @@ class Settings:
             resolve_budget(self.budget, 2**40)
         if self.compile not in (None, "inductor", "eager"):
             raise SettingError(f"compile={self.compile!r}: there are 'inductor' and 'eager'")
+        if self.estimate and self.compile == "inductor":
+            raise SettingError("estimate=True plans eager steps: a compiled one is tried out, and needs its device")
         registry.get(self.planner)
         check_arguments(self.time_limit, 0, self.gap or 0.0)
         if self.reserve_bytes < 0:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     )
     from recoup.graph import Graph, Implementation, Op, Value
     from recoup.judge import Simulation, simulate
+    from recoup.online.runtime import dtr
     from recoup.planfile import Plan
     from recoup.schedule import Schedule
     from recoup.solution import Solution
@@ -48,6 +49,7 @@ _HOME = {
     ),
     "graph": ("Graph", "Implementation", "Op", "Value"),
     "judge": ("Simulation", "simulate"),
+    "online.runtime": ("dtr",),
     "planfile": ("Plan",),
     "schedule": ("Schedule",),
     "solution": ("Solution",),
@@ -79,6 +81,7 @@ __all__ = [
     "Solution",
     "Value",
     "curve",
+    "dtr",
     "max_batch",
     "optimize",
     "plan",

@@ -55,7 +55,7 @@ def resident_bytes(device: torch.device) -> int:
         counts = torch.cuda.memory_stats_as_nested_dict(device)  # memory_allocated sorts all of them first
         return int(counts["allocated_bytes"]["all"]["current"]) if counts else 0
     gc.collect()
-    return live_bytes(_live_tensors(), device)
+    return live_bytes(live_tensors(), device)
 
 
 def live_bytes(tensors: Iterable[torch.Tensor], device: torch.device) -> int:
@@ -68,7 +68,8 @@ def live_bytes(tensors: Iterable[torch.Tensor], device: torch.device) -> int:
     return sum(storages.values())
 
 
-def _live_tensors() -> Iterable[torch.Tensor]:
+def live_tensors() -> Iterable[torch.Tensor]:
+    """Every tensor that Python knows of, and the gradients of leaves."""
     for thing in gc.get_objects():
         if issubclass(type(thing), torch.Tensor) and not is_fake(thing):
             yield thing

@@ -1,0 +1,66 @@
+"""What a run under DTR did: for people to read, and to warn them in time."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+
+from recoup.torch.session import RecoupWarning
+from recoup.units import format_bytes
+
+
+@dataclass
+class Report:
+    """Counted while the block runs. Seconds of operators are what each takes by its own measurements."""
+
+    budget_bytes: int
+    peak_bytes: int = 0
+    wanted_bytes: int = 0
+    """What the program would have held at its peak with nothing evicted."""
+    evictions: int = 0
+    rematerializations: int = 0
+    base_seconds: float = 0.0
+    remat_seconds: float = 0.0
+    search_seconds: float = 0.0
+    bookkeeping_seconds: float = 0.0
+    kept: list[str] = field(default_factory=list)
+    """Operators whose results were kept because they cannot be repeated."""
+    _warned: bool = False
+
+    def keep(self, operator: str) -> None:
+        """Note an operator that cannot be repeated."""
+        if operator not in self.kept:
+            self.kept.append(operator)
+
+    def check(self, limit: float | None) -> None:
+        """Warn once when repeating takes more than the limit allows."""
+        if limit is None or self._warned or self.base_seconds == 0:
+            return
+        if self.base_seconds + self.remat_seconds > limit * self.base_seconds and self.rematerializations > 100:
+            self._warned = True
+            better = (self.budget_bytes + self.wanted_bytes) // 2
+            warnings.warn(
+                f"operators take more than {limit:g} times what they take once: {format_bytes(self.budget_bytes)} is "
+                f"little for this program, which wants {format_bytes(self.wanted_bytes)}; try {format_bytes(better)}",
+                RecoupWarning,
+                stacklevel=2,
+            )
+
+    def close(self) -> None:
+        """The block is over."""
+        if self.kept:
+            warnings.warn(
+                f"results of {', '.join(self.kept)} were kept, because they cannot be computed again exactly",
+                RecoupWarning,
+                stacklevel=3,
+            )
+
+    def __str__(self) -> str:
+        spent = self.base_seconds + self.remat_seconds + self.search_seconds + self.bookkeeping_seconds
+        return (
+            f"peak {format_bytes(self.peak_bytes)} of {format_bytes(self.budget_bytes)} "
+            f"(with nothing evicted: {format_bytes(self.wanted_bytes)}); {self.evictions} evictions, "
+            f"{self.rematerializations} operators repeated; {spent:.3g} s: {self.base_seconds:.3g} in operators, "
+            f"{self.remat_seconds:.3g} repeating them, {self.search_seconds:.3g} choosing what to evict, "
+            f"{self.bookkeeping_seconds:.3g} keeping books"
+        )

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-__all__ = ["CAN_EXCHANGE", "TorchDispatchMode", "below_autograd", "exchange", "fresh_view", "storage_of"]
-
-storage_of = torch._C.TensorBase.untyped_storage
-"""A tensor's storage, past what :mod:`recoup.online.exposed` puts around the method of that name."""
+if TYPE_CHECKING:
+    from recoup.online.calls import View
 
 CAN_EXCHANGE = hasattr(torch.UntypedStorage, "_swap_data_ptr_")
 """Whether two storages can exchange their memory (torch 2.13); before that the bytes are copied."""
+
+storage_of = torch._C.TensorBase.untyped_storage
+"""A tensor's storage, past what :mod:`recoup.online.exposed` puts around the method of that name.
+
+The storage's Python object lives as long as the storage itself, so what is put on it dies with the storage.
+"""
+
+
+class OperatorMode(TorchDispatchMode):
+    """Sees every operator below autograd, in the backward's threads too. Dynamo is told to stay away once, in
+    :meth:`recoup.online.runtime.Runtime.__enter__`, not by a wrapper around every call."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 def exchange(empty: torch.UntypedStorage, full: torch.UntypedStorage) -> None:
@@ -27,10 +40,17 @@ def exchange(empty: torch.UntypedStorage, full: torch.UntypedStorage) -> None:
     empty.copy_(full)
 
 
-def fresh_view(storage: torch.UntypedStorage, dtype: torch.dtype, geometry: tuple[Any, ...]) -> torch.Tensor:
-    """A new tensor over the storage, with a version counter of its own. ``geometry`` is offset, size and stride."""
-    tensor = torch.empty(0, dtype=dtype, device=storage.device)
-    return tensor.set_(storage, *geometry)  # type: ignore[call-overload, no-any-return]
+def fresh_view(storage: torch.UntypedStorage, view: View) -> torch.Tensor:
+    """A new tensor over the storage, with a version counter of its own."""
+    tensor = torch.empty(0, dtype=view.dtype, device=storage.device)
+    return tensor.set_(storage, *view.geometry)  # type: ignore[call-overload]
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """Where operators on the device draw from."""
+    if device.type == "cuda":
+        return torch.cuda.default_generators[device.index or torch.cuda.current_device()]
+    return torch.default_generator
 
 
 @contextmanager
@@ -38,3 +58,8 @@ def below_autograd() -> Iterator[None]:
     """Run operators as kernels alone: no graph, no casts, no mode sees them."""
     with _disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast():  # type: ignore[no-untyped-call]
         yield
+
+
+def describe(func: Any) -> str:
+    """An operator's name as people know it."""
+    return f"{func.namespace}.{func.overloadpacket.__name__}"

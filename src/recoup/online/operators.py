@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 
-aten = torch.ops.aten
-
-_BATCH_NORMS = {"native_batch_norm": (3, 4, 5), "cudnn_batch_norm": (3, 4, 5), "miopen_batch_norm": (3, 4, 5)}
-"""Running mean and variance, and the flag that says they are written to; the schema does not say so."""
+_STATISTICS = {"native_batch_norm": 5, "cudnn_batch_norm": 5, "miopen_batch_norm": 5}
+"""Batch norms that write to their arguments 3 and 4 without saying so, and where the flag is that makes them."""
 _COLLECTIVES = ("_c10d_functional", "c10d_functional", "c10d", "symm_mem")
 _ATOMIC = {"scatter_add", "scatter_reduce", "index_add", "index_put", "_unsafe_index_put", "put", "cumsum"}
 _NEW_STORAGE = {"set_", "resize_", "resize_as_", "set_data"}
@@ -24,40 +21,34 @@ class Traits:
     writes: tuple[int | str, ...]
     """Arguments that it writes to, by position or name."""
     random: bool
-    replayable: bool
+    repeatable: bool
+    """Whether a second run gives the same bits: no communication, no sums in any order."""
     moves_storage: bool
     """Whether it changes a tensor's storage itself."""
+    training_flag: int
+    """For a batch norm that writes to running statistics: which argument says so; -1 for always, 0 for no such."""
+
+    def statistics(self, args: tuple[Any, ...]) -> list[torch.Tensor]:
+        """Running statistics that this call writes to and does not read."""
+        if self.training_flag == 0 or (self.training_flag > 0 and not args[self.training_flag]):
+            return []
+        return [value for value in args[3:5] if value is not None]
 
 
-@cache
-def traits(func: Any) -> Traits:
+def read_traits(func: Any, device: torch.device) -> Traits:
     """From the schema, its tags, and what schemas leave out."""
-    schema = func._schema
     name = func.overloadpacket.__name__
     writes: list[int | str] = []
     position = 0
-    for argument in schema.arguments:
+    for argument in func._schema.arguments:
         if argument.alias_info is not None and argument.alias_info.is_write:
             writes.append(argument.name if argument.kwarg_only else position)
         position += 0 if argument.kwarg_only else 1
+    differs = device.type == "cuda" and name.rstrip("_") in _ATOMIC
     return Traits(
         tuple(writes),
         torch.Tag.nondeterministic_seeded in func.tags,
-        func.namespace not in _COLLECTIVES,
+        func.namespace not in _COLLECTIVES and not differs,
         name in _NEW_STORAGE,
+        -1 if name == "_batch_norm_with_update" else _STATISTICS.get(name, 0),
     )
-
-
-@cache
-def differs_each_time(func: Any, device: str) -> bool:
-    """Whether a second run may differ in its last bits: operators that add with atomics on CUDA."""
-    return device == "cuda" and func.overloadpacket.__name__.rstrip("_") in _ATOMIC
-
-
-def statistics_of(func: Any, args: tuple[Any, ...]) -> tuple[int, ...]:
-    """Positions of running statistics that a batch norm in training mode writes to and does not read."""
-    name = func.overloadpacket.__name__
-    if name == "_batch_norm_with_update":
-        return (3, 4)
-    mean, variance, training = _BATCH_NORMS.get(name, (0, 0, 0))
-    return (mean, variance) if training and args[training] else ()

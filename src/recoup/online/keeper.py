@@ -1,0 +1,408 @@
+"""Memory under a budget: which contents are resident, which one goes next, and how one comes back.
+
+Evicting a content empties its storage, bringing it back fills the same storage again; every tensor over it stays valid.
+The choice is a heuristic's of the paper, over the same arrays that the simulator uses.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from recoup.errors import BudgetError
+from recoup.online.adapter import CAN_EXCHANGE, below_autograd, exchange, storage_of
+from recoup.online.calls import Call, fresh_storages
+from recoup.online.contents import Content, Holder
+from recoup.online.heuristics import make
+from recoup.online.metadata import Storages
+from recoup.online.report import Report
+from recoup.torch.memory import allocated_size, live_tensors, resident_bytes
+from recoup.units import format_bytes
+
+_HOLDER = "_recoup_holder"
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+_COMPACT = 4096  # numbers given out beyond twice the living ones before they are given anew
+
+
+class Keeper:
+    """Looks after every content on one device."""
+
+    def __init__(self, device: torch.device, heuristic: str, report: Report, limit: float | None) -> None:
+        self.device = device
+        self.report = report
+        self.memory = 0
+        self.clock = 1.0
+        self._limit = limit
+        self._budget = report.budget_bytes
+        self._wanted = 0  # what the program would hold if nothing were evicted
+        self._name = heuristic
+        self._open = False
+        self._numbers: list[weakref.ref[Content]] = []
+        self._renumber([])
+
+    def open(self) -> None:
+        """Count what is there; none of it will be evicted."""
+        for tensor in live_tensors():
+            if self._is_managed(tensor):
+                self._number(self.begin(storage_of(tensor), None))
+        self.memory = self._wanted = self.report.peak_bytes = self.report.wanted_bytes = resident_bytes(self.device)
+        if self.memory > self._budget:
+            raise BudgetError(
+                f"{format_bytes(self.memory)} are allocated already, more than the budget of "
+                f"{format_bytes(self._budget)}"
+            )
+        self._open = True
+
+    def close(self) -> None:
+        """Bring back what the program still holds, so that it can be read from now on without asking."""
+        try:
+            with below_autograd():
+                for content in self._living():
+                    if content.held:
+                        self._bring_back(content)
+                        self.fix(content)
+        finally:
+            self._open = False
+            self._numbers = []
+
+    # contents
+
+    def content_of(self, tensor: torch.Tensor) -> Content | None:
+        """What the tensor's storage holds; None for another device's, or what is no plain tensor."""
+        if type(tensor) not in _PLAIN:
+            return None
+        holder: Holder | None = storage_of(tensor).__dict__.get(_HOLDER)
+        if holder is not None and holder.owner is self:
+            return holder.content
+        if not self._is_managed(tensor):
+            return None
+        content = self.begin(storage_of(tensor), None)  # made behind our back: never evicted
+        self.count(content)
+        if self.memory > self._budget:
+            with below_autograd():
+                self.make_room(0, "a tensor from outside")
+        return content
+
+    def is_new(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor's storage is one to look after that nobody knows yet."""
+        holder: Holder | None = storage_of(tensor).__dict__.get(_HOLDER)
+        return (holder is None or holder.owner is not self) and self._is_managed(tensor)
+
+    def begin(self, storage: torch.UntypedStorage, call: Call | None) -> Content:
+        """A new content in a storage, in place of the one that it had."""
+        content = Content(allocated_size(storage.nbytes(), self.device), storage, call, self)
+        holder: Holder | None = storage.__dict__.get(_HOLDER)
+        if holder is not None and holder.owner is self:
+            holder.content = content
+        else:
+            storage.__dict__[_HOLDER] = Holder(content, self)
+        return content
+
+    def count(self, content: Content) -> None:
+        """A content in a new storage: it takes memory, and may be evicted if its call can be repeated."""
+        self.memory += content.size
+        self._wanted += content.size
+        report = self.report
+        report.wanted_bytes = max(report.wanted_bytes, self._wanted)
+        report.peak_bytes = max(report.peak_bytes, self.memory)
+        self._number(content)
+
+    def resized(self, content: Content, size: int) -> None:
+        """A storage was made larger or smaller."""
+        self.memory += size - content.size
+        self._wanted += size - content.size
+        content.size = size
+
+    def supersede(self, old: Content, new: Content) -> None:
+        """Something was written over a content that can be made again."""
+        old.held = False
+        old.storage = None
+        self._lose_bytes(old)
+        self._number(new)
+
+    def storage_died(self, content: Content) -> None:
+        """The program let go of a storage: its bytes are free."""
+        if not self._open:
+            return
+        content.held = False
+        content.storage = None
+        self._wanted -= content.size
+        if content.resident:
+            self.memory -= content.size
+            self._storages.leave_pool(content.number)
+            if self._storages.dependents[content.number]:
+                self._lose_bytes(content)
+                if content.call is None:
+                    self.forsake(content)
+
+    def content_died(self, content: Content) -> None:
+        """Nothing will ever need a content that was brought back for others: its bytes are free."""
+        if self._open and content.resident:
+            self.memory -= content.size
+            self._storages.leave_pool(content.number)
+
+    def _is_managed(self, tensor: torch.Tensor) -> bool:
+        return tensor.device.type == self.device.type and tensor.layout == torch.strided and type(tensor) in _PLAIN
+
+    def _lose_bytes(self, content: Content) -> None:
+        self._storages.leave_pool(content.number)
+        self._storages.resident[content.number] = False
+        content.leave()
+        self._heuristic.evicted(content.number)
+
+    # eviction
+
+    def make_room_beside(self, contents: Iterable[Content | None], size: int, what: str) -> None:
+        """Evict until ``size`` more bytes fit, but none of ``contents``."""
+        locked = [content for content in contents if content is not None]
+        for content in locked:
+            self._lock(content)
+        try:
+            self.make_room(size, what)
+        finally:
+            for content in locked:
+                self._unlock(content)
+
+    def make_room(self, size: int, what: str) -> None:
+        """Evict until ``size`` more bytes fit."""
+        if self.memory + size <= self._budget:
+            return
+        self.look()
+        start = time.perf_counter()
+        while self.memory + size > self._budget:
+            number = self._heuristic.victim(self.clock)
+            if number is None:
+                raise BudgetError(self._out_of_memory(size, what))
+            victim = self._numbers[number]()
+            if victim is None:
+                self._storages.leave_pool(number)
+            else:
+                self._evict(victim)
+        self.report.search_seconds += time.perf_counter() - start
+
+    def look(self) -> None:
+        """Take the allocator's own count, where there is one: it sees what passes no operator."""
+        if self.device.type == "cuda":
+            self.memory = resident_bytes(self.device)
+
+    def _evict(self, content: Content) -> None:
+        storage = content.memory()
+        self._lose_bytes(content)
+        storage.resize_(0)
+        self.memory -= content.size
+        self.report.evictions += 1
+
+    def _out_of_memory(self, size: int, what: str) -> str:
+        living = [content for content in self._living() if content.resident]
+        fixed = sum(content.size for content in living if content.fixed)
+        locked = sum(content.size for content in living if content.locks and not content.fixed)
+        return (
+            f"{what} needs {format_bytes(size)} more, and {format_bytes(self.memory)} of the budget of "
+            f"{format_bytes(self._budget)} are in use: {format_bytes(fixed)} cannot be made again (parameters, inputs, "
+            f"gradients), {format_bytes(locked)} are inputs of operators that are running; "
+            f"{format_bytes(self.memory + size)} would be enough here"
+        )
+
+    def _lock(self, content: Content) -> None:
+        content.locks += 1
+        self._storages.leave_pool(content.number)
+
+    def _unlock(self, content: Content) -> None:
+        content.locks -= 1
+        self._offer(content)
+
+    def _offer(self, content: Content) -> None:
+        """Into the pool, if it may be evicted."""
+        if content.call is not None and content.resident and content.locks == 0 and content.size:
+            self._storages.join_pool(content.number)
+
+    # rematerialisation
+
+    def bring_back(self, contents: Iterable[Content | None]) -> None:
+        """All of them are resident afterwards, at once."""
+        inputs = list(dict.fromkeys(content for content in contents if content is not None))
+        locked = [content for content in inputs if content.resident]
+        for content in locked:
+            self._lock(content)
+        try:
+            for content in inputs:
+                if not content.resident:
+                    self._bring_back(content)
+                    self._lock(content)
+                    locked.append(content)
+        finally:
+            for content in locked:
+                self._unlock(content)
+
+    def _bring_back(self, wanted: Content) -> None:
+        """Run the call that made a content again, with all that it needs first. No recursion: chains may be long."""
+        if wanted.resident:
+            return
+        frames = [self._frame(wanted)]
+        try:
+            while frames:
+                call, locked, missing = frames[-1]
+                if missing:
+                    content = missing[-1]
+                    if content.resident:
+                        missing.pop()
+                        self._lock(content)
+                        locked.append(content)
+                    else:
+                        frames.append(self._frame(content))
+                    continue
+                self._repeat(call)
+                for content in frames.pop()[1]:
+                    self._unlock(content)
+        finally:
+            for _, locked, _ in frames:
+                for content in locked:
+                    self._unlock(content)
+
+    def _frame(self, content: Content) -> tuple[Call, list[Content], list[Content]]:
+        call = content.call
+        assert call is not None, "what is away can be made again"
+        parents = list(dict.fromkeys(view.content for view in call.views))
+        for parent in parents:
+            self.touch(parent)
+        locked = [parent for parent in parents if parent.resident]
+        for parent in locked:
+            self._lock(parent)
+        return call, locked, [parent for parent in reversed(parents) if not parent.resident]
+
+    def touch(self, content: Content) -> None:
+        """It is being used now."""
+        self._storages.last_access[content.number] = self.clock
+
+    def _repeat(self, call: Call) -> None:
+        """Run a call again; what it makes and is away comes back, the rest is dropped."""
+        size = call.size * (1 if CAN_EXCHANGE else 2) + call.workspace
+        self.make_room(size, f"repeating {call.func}")
+        self.report.peak_bytes = max(self.report.peak_bytes, self.memory + size)
+        sources = [view.content.memory() for view in call.views]
+        for index in call.writes:
+            sources[index] = self._private(call.views[index].content)
+        result = call.again(sources)
+        made = fresh_storages(result, sources, self.device) + [sources[index] for index in call.writes]
+        for reference, storage in zip(call.outputs, made, strict=True):
+            content = reference()
+            if content is not None and not content.resident:
+                self._return(content, storage)
+        self.clock += call.cost
+        self.report.rematerializations += 1
+        self.report.remat_seconds += call.cost
+        self.report.check(self._limit)
+
+    def _private(self, content: Content) -> torch.UntypedStorage:
+        """Bytes of a content that a repeated call may write over: its own if nobody else waits for them."""
+        storage = content.memory()
+        if content.own is None or content.locks > 1:
+            copied = torch.UntypedStorage(storage.nbytes(), device=storage.device)
+            return copied.copy_(storage)
+        self.memory -= content.size
+        self._lose_bytes(content)
+        return storage
+
+    def _return(self, content: Content, storage: torch.UntypedStorage) -> None:
+        target = None if content.storage is None else content.storage()
+        if target is None:
+            content.own = storage
+        else:
+            exchange(target, storage)
+        content.come_back()
+        self.memory += content.size
+        self._storages.resident[content.number] = True
+        self._heuristic.returned(content.number)
+        self._offer(content)
+
+    # what can never be made again
+
+    def before_loss(self, content: Content) -> None:
+        """A content is about to be overwritten for good: bring back all that would have been made from it again, and
+        give up repeating what was made from it."""
+        if not self._storages.dependents[content.number]:
+            return
+        seen: set[int] = set()
+        stack = [content]
+        away: list[Content] = []
+        while stack:
+            for dependent in self._dependents(stack.pop()):
+                if not dependent.resident and dependent.number not in seen:
+                    seen.add(dependent.number)
+                    stack.append(dependent)
+                    if dependent.held:
+                        away.append(dependent)
+        for dependent in away:
+            self._bring_back(dependent)
+            self.fix(dependent)
+        self.forsake(content)
+
+    def forsake(self, content: Content) -> None:
+        """The bytes of a content that cannot be made again are gone: neither can anything made from it."""
+        stack = [content]
+        while stack:
+            lost = stack.pop()
+            for dependent in self._dependents(lost):
+                if dependent.call is not None:
+                    self.fix(dependent)
+                    if not dependent.resident:
+                        stack.append(dependent)
+            self._storages.dependents[lost.number].clear()
+
+    def fix(self, content: Content) -> None:
+        """From now on it cannot be made again; what is away and will be made from it must keep it alive."""
+        content.call = None
+        content.keeps = []
+        self._storages.leave_pool(content.number)
+        if content.resident:
+            for dependent in self._dependents(content):
+                if not dependent.resident:
+                    dependent.keeps.append(content.memory())
+
+    def give_out(self, tensor: torch.Tensor, lasting: bool) -> None:
+        """The program takes a tensor's bytes past the dispatcher; if for longer, they can never be evicted again."""
+        content = self.content_of(tensor) if self._open else None
+        if content is not None:
+            if not content.resident:
+                with below_autograd():
+                    self._bring_back(content)
+            if lasting:
+                self.fix(content)
+
+    def _dependents(self, content: Content) -> list[Content]:
+        numbers = self._storages.dependents[content.number]
+        return [other for number in list(numbers) if (other := self._numbers[number]()) is not None]
+
+    # numbers for the heuristic
+
+    def _renumber(self, contents: Sequence[Content]) -> None:
+        """Begin the arrays anew, with the contents that are left."""
+        self._storages = Storages()
+        self._heuristic = make(self._name)
+        self._heuristic.watch(self._storages)
+        self._numbers = []
+        self._compact_at = 2 * len(contents) + _COMPACT
+        for content in contents:
+            self._number(content)
+
+    def _number(self, content: Content) -> None:
+        if len(self._numbers) >= self._compact_at:
+            self._renumber([other for other in self._living() if other is not content])
+        storages = self._storages
+        number = content.number = storages.add(content.size)
+        self._numbers.append(weakref.ref(content))
+        storages.resident[number] = content.resident
+        storages.last_access[number] = self.clock
+        call = content.call
+        if call is not None:
+            storages.grow(number, call.cost, {view.content.number for view in call.views})
+            if content.resident:
+                self._offer(content)
+            else:
+                self._heuristic.evicted(number)
+
+    def _living(self) -> list[Content]:
+        return [content for reference in self._numbers if (content := reference()) is not None]

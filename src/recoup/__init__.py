@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     )
     from recoup.graph import Graph, Implementation, Op, Value
     from recoup.judge import Simulation, simulate
+    from recoup.online.record import record
     from recoup.online.runtime import dtr
     from recoup.planfile import Plan
     from recoup.schedule import Schedule
@@ -49,6 +50,7 @@ _HOME = {
     ),
     "graph": ("Graph", "Implementation", "Op", "Value"),
     "judge": ("Simulation", "simulate"),
+    "online.record": ("record",),
     "online.runtime": ("dtr",),
     "planfile": ("Plan",),
     "schedule": ("Schedule",),
@@ -86,6 +88,7 @@ __all__ = [
     "optimize",
     "plan",
     "plans",
+    "record",
     "simulate",
     "solve",
 ]

@@ -18,14 +18,19 @@ def read_bytes(path: str | Path, error: type[RecoupError]) -> bytes:
 
 
 def write_text(path: str | Path, text: str) -> None:
+    """As :func:`write_bytes`, in UTF-8."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: str | Path, data: bytes) -> None:
     """Write through a temporary file beside the target, so the target is old or new, never half."""
     check_writable(path)
     target = Path(path)
     try:
         handle, scratch = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-                file.write(text)
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
             umask = os.umask(0)
             os.umask(umask)
             os.chmod(scratch, 0o666 & ~umask)

@@ -322,7 +322,10 @@ class Keeper:
 
     def before_loss(self, content: Content) -> None:
         """A content is about to be overwritten for good: bring back all that would have been made from it again, and
-        give up repeating what was made from it."""
+        give up repeating what was made from it. It is fixed from here on."""
+        if content.call is not None:
+            self._bring_back(content)
+            self.fix(content)
         if not self._storages.dependents[content.number]:
             return
         seen: set[int] = set()
@@ -330,7 +333,9 @@ class Keeper:
         away: list[Content] = []
         while stack:
             for dependent in self._dependents(stack.pop()):
-                if not dependent.resident and dependent.number not in seen:
+                if dependent.resident:
+                    self.fix(dependent)  # so that it does not go while others come back
+                elif dependent.number not in seen:
                     seen.add(dependent.number)
                     stack.append(dependent)
                     if dependent.held:

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from recoup.online.calls import flat_tensors
+
 _STATISTICS = {"native_batch_norm": 5, "cudnn_batch_norm": 5, "miopen_batch_norm": 5}
 """Batch norms that write to their arguments 3 and 4 without saying so, and where the flag is that makes them."""
 _COLLECTIVES = ("_c10d_functional", "c10d_functional", "c10d", "symm_mem")
@@ -33,6 +35,15 @@ class Traits:
         if self.training_flag == 0 or (self.training_flag > 0 and not args[self.training_flag]):
             return []
         return [value for value in args[3:5] if value is not None]
+
+
+def written_tensors(traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """What a call's schema says that it writes to."""
+    found: list[torch.Tensor] = []
+    for place in traits.writes:
+        value = kwargs.get(place) if isinstance(place, str) else args[place] if place < len(args) else None
+        flat_tensors((value,), found)
+    return found
 
 
 def read_traits(func: Any, device: torch.device) -> Traits:

@@ -22,7 +22,7 @@ from recoup.online.contents import Content
 from recoup.online.exposed import exposing_methods
 from recoup.online.keeper import Keeper
 from recoup.online.learned import Learned, Lessons, read_arguments
-from recoup.online.operators import Traits, read_traits
+from recoup.online.operators import Traits, read_traits, written_tensors
 from recoup.online.report import Report
 from recoup.torch.memory import allocated_size, automatic_budget
 from recoup.units import Budget, resolve_budget
@@ -99,6 +99,10 @@ class Runtime(OperatorMode):
         else:
             kwargs = {}
         contents = [keeper.content_of(tensor) for tensor in tensors]
+        written = self._before_writing(traits, args, kwargs) if traits.writes else {}
+        statistics = traits.statistics(args) if traits.training_flag else []
+        for tensor in statistics:
+            self._give_up(tensor)
         away = False
         for content in contents:
             if content is not None:
@@ -115,10 +119,6 @@ class Runtime(OperatorMode):
         need = known.size + known.workspace
         if keeper.memory + need > report.budget_bytes:
             keeper.make_room_beside(contents, need, describe(func))
-        written = self._before_writing(traits, args, kwargs) if traits.writes else {}
-        statistics = traits.statistics(args) if traits.training_flag else []
-        for tensor in statistics:
-            self._give_up(tensor)
         state = RandomState(kwargs.get("generator") or default_generator(self._device)) if traits.random else None
         start = time.perf_counter()
         result = self._lessons.run(known, func, args, kwargs)
@@ -158,13 +158,9 @@ class Runtime(OperatorMode):
         self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> dict[Content, torch.Tensor]:
         """The contents that will be written over and can be made again; the others are given up as they are."""
-        found: list[torch.Tensor] = []
-        for place in traits.writes:
-            value = kwargs.get(place) if isinstance(place, str) else args[place] if place < len(args) else None
-            flat_tensors((value,), found)
         over: dict[Content, torch.Tensor] = {}
         lasting = not traits.repeatable
-        for tensor in found:
+        for tensor in written_tensors(traits, args, kwargs):
             content = self._keeper.content_of(tensor)
             if content is not None:
                 lasting = lasting or content.fixed or (tensor.is_leaf and tensor.requires_grad)
@@ -180,8 +176,6 @@ class Runtime(OperatorMode):
         content = self._keeper.content_of(tensor)
         if content is not None:
             self._keeper.before_loss(content)
-            if content.call is not None:
-                self._keeper.fix(content)
 
     def _remember(
         self,
@@ -220,7 +214,6 @@ class Runtime(OperatorMode):
         for content in contents:
             if content is not None:
                 self._keeper.before_loss(content)
-                self._keeper.fix(content)
         result = func(*args, **kwargs)
         for tensor in flat_tensors((result,), []):
             content = self._keeper.content_of(tensor)

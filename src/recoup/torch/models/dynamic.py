@@ -94,7 +94,7 @@ class Routed(nn.Module):
             weights = functional.softmax(gate(x), dim=1)
             chosen = weights.argmax(dim=1)
             out = torch.zeros_like(x)
-            for number, expert in enumerate(experts):  # type: ignore[arg-type]
+            for number, expert in enumerate(experts.children()):
                 rows = (chosen == number).nonzero().squeeze(1)
                 if rows.numel():
                     out = out.index_copy(0, rows, expert(x[rows]) * weights[rows, number].unsqueeze(1))
@@ -118,7 +118,8 @@ class UnrolledGAN(nn.Module):
     def forward(self, noise: Tensor, real: Tensor) -> Tensor:
         """A scalar; its gradient goes through every inner update."""
         fake = self.generator(noise)
-        first, second = self.first, self.second
+        first: Tensor = self.first
+        second: Tensor = self.second
         for _ in range(self.steps):
             inner = _score(real, first, second).neg().mean() + _score(fake, first, second).mean()
             grads = torch.autograd.grad(inner, (first, second), create_graph=True)

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 CAN_EXCHANGE = hasattr(torch.UntypedStorage, "_swap_data_ptr_")
 """Whether two storages can exchange their memory (torch 2.13); before that the bytes are copied."""
 
+array_of = torch._C.TensorBase.numpy
 storage_of = torch._C.TensorBase.untyped_storage
-"""A tensor's storage, past what :mod:`recoup.online.exposed` puts around the method of that name.
+"""A tensor's bytes and its storage, past what :mod:`recoup.online.exposed` puts around the methods.
 
 The storage's Python object lives as long as the storage itself, so what is put on it dies with the storage.
 """

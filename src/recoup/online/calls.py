@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from recoup.online.adapter import fresh_view, storage_of
+from recoup.online.adapter import array_of, fresh_view, storage_of
 
 if TYPE_CHECKING:
     import weakref
@@ -72,7 +72,7 @@ class RandomState:
 
     def __init__(self, generator: torch.Generator) -> None:
         self._generator = generator
-        self._before = bytes(generator.get_state().numpy())  # no tensor, which would count for the device
+        self._before = bytes(array_of(generator.get_state()))  # no tensor, which would count for the device
 
     def __enter__(self) -> None:
         self._now = self._generator.get_state()

@@ -297,9 +297,9 @@ class Keeper:
         self.report.check(self._limit)
 
     def _private(self, content: Content) -> torch.UntypedStorage:
-        """Bytes of a content that a repeated call may write over: its own if nobody else waits for them."""
+        """Bytes of a content that a repeated call may write over: its own if it can be made again for others."""
         storage = content.memory()
-        if content.own is None or content.locks > 1:
+        if content.own is None or content.locks > 1 or content.call is None:
             copied = torch.UntypedStorage(storage.nbytes(), device=storage.device)
             return copied.copy_(storage)
         self.memory -= content.size

@@ -13,6 +13,7 @@ from recoup.online.adapter import below_autograd, storage_of
 from recoup.online.calls import flat_tensors, fresh_storages, replaced
 from recoup.torch.memory import allocated_size
 
+SCALARS = 64  # bytes that an operator may take on CPU to wrap numbers as tensors
 TIMED_RUNS = 3  # the first of them warms up; the least of them counts
 
 
@@ -110,8 +111,9 @@ class Lessons:
             size = sum(allocated_size(storage.nbytes(), self.device) for storage in made)
         except Exception:  # any operator may have no shape function, or one that wants numbers
             size = sum(allocated_size(one.numel() * one.element_size(), self.device) for one in tensors)
-        wants_more = self.device.type == "cuda" and "conv" in func.overloadpacket.__name__
-        return Learned(size, size if wants_more else 0)
+        if self.device.type != "cuda":
+            return Learned(size, SCALARS)
+        return Learned(size, size if "conv" in func.overloadpacket.__name__ else 0)
 
 
 def _count(args: Sequence[Any]) -> int:

@@ -99,26 +99,29 @@ class Runtime(OperatorMode):
         else:
             kwargs = {}
         contents = [keeper.content_of(tensor) for tensor in tensors]
-        written = self._before_writing(traits, args, kwargs) if traits.writes else {}
         statistics = traits.statistics(args) if traits.training_flag else []
         for tensor in statistics:
             self._give_up(tensor)
-        away = False
-        for content in contents:
-            if content is not None:
-                keeper.touch(content)
-                away = away or not content.resident
-        if away:
-            keeper.bring_back(contents)
+        known = self._lessons.find(tuple(key), func, args, kwargs, tensors)
+        need = known.size + known.workspace
+        while True:
+            written = self._before_writing(traits, args, kwargs) if traits.writes else {}
+            away = False
+            for content in contents:
+                if content is not None:
+                    keeper.touch(content)
+                    away = away or not content.resident
+            if away:
+                keeper.bring_back(contents)
+            if keeper.memory + need > report.budget_bytes:
+                keeper.make_room_beside(contents, need, describe(func))
+            if not any(content.fixed for content in written):
+                break  # else something that it was made from went meanwhile
         if traits.moves_storage:
             return self._run_moving(func, args, kwargs, contents)
         self._calls += 1
         if self._calls % _LOOK_EVERY == 0:
             keeper.look()
-        known = self._lessons.find(tuple(key), func, args, kwargs, tensors)
-        need = known.size + known.workspace
-        if keeper.memory + need > report.budget_bytes:
-            keeper.make_room_beside(contents, need, describe(func))
         state = RandomState(kwargs.get("generator") or default_generator(self._device)) if traits.random else None
         start = time.perf_counter()
         result = self._lessons.run(known, func, args, kwargs)

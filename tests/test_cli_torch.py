@@ -16,7 +16,8 @@ import torch
 
 from recoup import Graph, RecoupError, Schedule, simulate
 from recoup.cli import cli
-from recoup.torch import compare
+from recoup.torch import workload
+from recoup.torch.compare import compare
 from recoup.torch.memory import measure_peak
 from recoup.units import format_bytes
 
@@ -193,11 +194,11 @@ def test_each_contender_has_the_device_to_itself():
     def work():
         torch.manual_seed(0)
         model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh()) for _ in range(8)))
-        return compare.Workload("tanh", model, torch.randn(512, 64), lambda out: out.square().mean())
+        return workload.Workload("tanh", model, torch.randn(512, 64), lambda out: out.square().mean())
 
     gc.collect()
     peak = peak_alone(work())
-    found = compare.compare(work(), "0.6", torch.device("cpu"), "eager", steps=1, time_limit=1)
+    found = compare(work(), "0.6", torch.device("cpu"), "eager", steps=1, time_limit=1)
     assert found.plain.peak_bytes == peak
     assert found.planned.peak_bytes <= found.budget_bytes
     assert "the same gradients, bit for bit" in found.verdict()
@@ -205,8 +206,8 @@ def test_each_contender_has_the_device_to_itself():
 
 
 def test_a_difference_in_gradients_is_seen(monkeypatch):
-    true = compare._checkpointed
-    monkeypatch.setattr(compare, "_checkpointed", lambda *args, **kwargs: 1.5 * true(*args, **kwargs))
+    true = workload._checkpointed
+    monkeypatch.setattr(workload, "_checkpointed", lambda *args, **kwargs: 1.5 * true(*args, **kwargs))
     _, row = rows(recoup("run", "models.py:make", "--budget", "0.7", *QUICK, "--json"))
     assert row["torch.utils.checkpoint"]["gradient_difference"] > 1e-4
     assert row["recoup"]["gradient_difference"] == 0.0
@@ -223,7 +224,7 @@ def test_a_peer_that_fails_says_so(monkeypatch):
     def fails(*_args, **_kwargs):
         raise ValueError("cannot be checkpointed")
 
-    monkeypatch.setattr(compare, "_checkpointed", fails)
+    monkeypatch.setattr(workload, "_checkpointed", fails)
     _, row = rows(recoup("run", "models.py:make", "--budget", "0.7", *QUICK, "--json"))
     assert row["torch.utils.checkpoint"]["note"] == "failed: ValueError: cannot be checkpointed"
     assert row["recoup"]["gradient_difference"] == 0.0
@@ -232,8 +233,8 @@ def test_a_peer_that_fails_says_so(monkeypatch):
 def test_the_longest_sequence_is_what_one_would_checkpoint():
     linear = torch.nn.Linear
     nested = torch.nn.Sequential(torch.nn.ModuleList([linear(1, 1)]), torch.nn.Sequential(linear(1, 1), linear(1, 1)))
-    assert compare.blocks(nested) == list(nested[1])
-    assert compare.blocks(linear(1, 1)) == []
+    assert workload.blocks(nested) == list(nested[1])
+    assert workload.blocks(linear(1, 1)) == []
 
 
 def as_a_user(*arguments):

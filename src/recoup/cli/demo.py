@@ -15,7 +15,7 @@ from recoup.units import format_bytes
 if TYPE_CHECKING:
     import torch
 
-    from recoup.torch.compare import Workload
+    from recoup.torch.workload import Workload
 
 _EPILOG = """\b
 Examples:
@@ -65,8 +65,8 @@ def _workload(name: str, device: torch.device) -> Workload:
     import torch
     from torch.nn import functional
 
-    from recoup.torch.compare import SEED, Workload
     from recoup.torch.models import MODELS
+    from recoup.torch.workload import SEED, Workload
 
     if name not in MODELS:
         raise SettingError(f"no model is named {name!r}; known: {', '.join(MODELS)}")

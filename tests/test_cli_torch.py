@@ -82,15 +82,10 @@ number = 3
 """
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return str(tmp_path_factory.mktemp("cache"))
-
-
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch, cache):
     """A working directory with the models above, and measurements shared within this file."""
-    monkeypatch.setenv("XDG_CACHE_HOME", cache)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     monkeypatch.setenv("KINETO_LOG_LEVEL", "99")
     monkeypatch.setattr(sys, "path", list(sys.path))
     for name in ("models", "package", "package.inner"):

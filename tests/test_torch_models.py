@@ -10,6 +10,8 @@ from recoup.errors import SettingError
 from recoup.torch.models import GPT, LSTM, MODELS, Llama, example
 from recoup.torch.models.llama import rotate
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PUBLISHED = {
     "vgg16": 138_357_544,
     "vgg19": 143_667_240,
@@ -23,15 +25,6 @@ PUBLISHED = {
 }
 DENSE = ("unet", "fcn8", "segnet")
 LANGUAGE = ("gpt", "llama", "lstm")
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Tensors this small gain nothing from more, and on a busy machine every operator waits for the slowest thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def count(module):

@@ -16,19 +16,12 @@ from torch.nn import functional
 import recoup
 from recoup.torch.memory import measure_peak
 from recoup.torch.session import RecoupWarning
-from tests.torch_helpers import QUICK, assert_same, call, repeats, single_thread, state, tight
+from tests.torch_helpers import QUICK, assert_same, call, repeats, state, tight
 
-pytestmark = pytest.mark.filterwarnings("ignore::recoup.torch.session.RecoupWarning")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    yield from single_thread()
-
-
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("recoup-cache")
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore::recoup.torch.session.RecoupWarning"),
+]
 
 
 def total(outputs: Any) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +14,6 @@ from torch import nn
 import recoup
 
 QUICK: dict[str, Any] = {"time_limit": 0.4, "gap": 0.05, "compile": "eager"}
-
-
-def single_thread() -> Iterator[None]:
-    """The body of a fixture: one thread, so that sums are in one order, and nothing left over from another test."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-    torch.set_num_threads(threads)
 
 
 def tight(target: Callable[..., Any], inputs: Any, share: float, cache: Path | bool, slack: float = 0.0) -> float:

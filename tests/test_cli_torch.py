@@ -16,6 +16,7 @@ import torch
 
 from recoup import Graph, RecoupError, Schedule, simulate
 from recoup.cli import cli
+from recoup.cli.demo import _room
 from recoup.torch import workload
 from recoup.torch.compare import compare
 from recoup.torch.memory import measure_peak
@@ -336,6 +337,14 @@ def test_demo_of_another_model():
     assert lines[-1].startswith("recoup: the same gradients, bit for bit, ")
     with pytest.raises(RecoupError, match="no model is named 'unett'; known: vgg16"):
         recoup("demo", "--model", "unett")
+
+
+@pytest.mark.parametrize(
+    ("budget", "room"),
+    [("0.6", "60 % of the memory it takes"), ("6GiB", "6GiB"), ("auto", "what is free on the device")],
+)
+def test_the_demo_says_how_much_room_there_is(budget, room):
+    assert _room(budget) == room
 
 
 @pytest.mark.slow

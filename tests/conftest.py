@@ -1,10 +1,13 @@
-"""Random examples are new each time on a developer's machine, and the same each time in CI."""
+"""What all tests share. Random examples are new each time on a developer's machine, and the same each time in CI."""
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+pytest.register_assert_rewrite("tests.torch_helpers")  # what it asserts is shown as in a test
 settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
@@ -16,3 +19,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left = [item for item in items if item.get_closest_marker("full")]
         items[:] = [item for item in items if item not in set(left)]
         config.hook.pytest_deselected(items=left)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """One thread, so that sums are in one order, and nothing left over from another test.
+
+    Small tensors gain nothing from more, and on a busy machine every operator waits for the slowest thread.
+    """
+    import torch  # here, since the core's tests run without it
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for measurements and plans that the tests of one file share."""
+    return tmp_path_factory.mktemp("recoup-cache")

@@ -16,7 +16,9 @@ import torch
 
 from recoup import Graph, RecoupError, Schedule, simulate
 from recoup.cli import cli
-from recoup.torch import compare
+from recoup.cli.demo import _room
+from recoup.torch import workload
+from recoup.torch.compare import compare
 from recoup.torch.memory import measure_peak
 from recoup.units import format_bytes
 
@@ -81,15 +83,10 @@ number = 3
 """
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return str(tmp_path_factory.mktemp("cache"))
-
-
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch, cache):
     """A working directory with the models above, and measurements shared within this file."""
-    monkeypatch.setenv("XDG_CACHE_HOME", cache)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     monkeypatch.setenv("KINETO_LOG_LEVEL", "99")
     monkeypatch.setattr(sys, "path", list(sys.path))
     for name in ("models", "package", "package.inner"):
@@ -193,11 +190,11 @@ def test_each_contender_has_the_device_to_itself():
     def work():
         torch.manual_seed(0)
         model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh()) for _ in range(8)))
-        return compare.Workload("tanh", model, torch.randn(512, 64), lambda out: out.square().mean())
+        return workload.Workload("tanh", model, torch.randn(512, 64), lambda out: out.square().mean())
 
     gc.collect()
     peak = peak_alone(work())
-    found = compare.compare(work(), "0.6", torch.device("cpu"), "eager", steps=1, time_limit=1)
+    found = compare(work(), "0.6", torch.device("cpu"), "eager", steps=1, time_limit=1)
     assert found.plain.peak_bytes == peak
     assert found.planned.peak_bytes <= found.budget_bytes
     assert "the same gradients, bit for bit" in found.verdict()
@@ -205,8 +202,8 @@ def test_each_contender_has_the_device_to_itself():
 
 
 def test_a_difference_in_gradients_is_seen(monkeypatch):
-    true = compare._checkpointed
-    monkeypatch.setattr(compare, "_checkpointed", lambda *args, **kwargs: 1.5 * true(*args, **kwargs))
+    true = workload._checkpointed
+    monkeypatch.setattr(workload, "_checkpointed", lambda *args, **kwargs: 1.5 * true(*args, **kwargs))
     _, row = rows(recoup("run", "models.py:make", "--budget", "0.7", *QUICK, "--json"))
     assert row["torch.utils.checkpoint"]["gradient_difference"] > 1e-4
     assert row["recoup"]["gradient_difference"] == 0.0
@@ -223,7 +220,7 @@ def test_a_peer_that_fails_says_so(monkeypatch):
     def fails(*_args, **_kwargs):
         raise ValueError("cannot be checkpointed")
 
-    monkeypatch.setattr(compare, "_checkpointed", fails)
+    monkeypatch.setattr(workload, "_checkpointed", fails)
     _, row = rows(recoup("run", "models.py:make", "--budget", "0.7", *QUICK, "--json"))
     assert row["torch.utils.checkpoint"]["note"] == "failed: ValueError: cannot be checkpointed"
     assert row["recoup"]["gradient_difference"] == 0.0
@@ -232,8 +229,8 @@ def test_a_peer_that_fails_says_so(monkeypatch):
 def test_the_longest_sequence_is_what_one_would_checkpoint():
     linear = torch.nn.Linear
     nested = torch.nn.Sequential(torch.nn.ModuleList([linear(1, 1)]), torch.nn.Sequential(linear(1, 1), linear(1, 1)))
-    assert compare.blocks(nested) == list(nested[1])
-    assert compare.blocks(linear(1, 1)) == []
+    assert workload.blocks(nested) == list(nested[1])
+    assert workload.blocks(linear(1, 1)) == []
 
 
 def as_a_user(*arguments):
@@ -340,6 +337,14 @@ def test_demo_of_another_model():
     assert lines[-1].startswith("recoup: the same gradients, bit for bit, ")
     with pytest.raises(RecoupError, match="no model is named 'unett'; known: vgg16"):
         recoup("demo", "--model", "unett")
+
+
+@pytest.mark.parametrize(
+    ("budget", "room"),
+    [("0.6", "60 % of the memory it takes"), ("6GiB", "6GiB"), ("auto", "what is free on the device")],
+)
+def test_the_demo_says_how_much_room_there_is(budget, room):
+    assert _room(budget) == room
 
 
 @pytest.mark.slow

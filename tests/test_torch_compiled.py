@@ -11,19 +11,12 @@ from torch import nn
 import recoup
 from recoup.torch.compiled import _as_measured
 from recoup.torch.memory import measure_peak
-from tests.torch_helpers import QUICK, repeats, single_thread
+from tests.torch_helpers import QUICK, repeats
 
-__all__ = ["single_thread"]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 BUDGET = 0.75
 COMPILED = {**QUICK, "compile": "inductor"}
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def blocks(count: int = 4) -> nn.Sequential:

@@ -10,21 +10,13 @@ import torch
 
 import recoup
 from recoup.torch.models import MODELS, example
-from tests.torch_helpers import QUICK, Trainer, assert_same, call, repeats, single_thread, tight
+from tests.torch_helpers import QUICK, Trainer, assert_same, call, repeats, tight
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 SELECTION = ("resnet50", "unet", "gpt", "vit", "lstm", "segnet")  # norms, dropout, tied weights, cells, unpooling
 SHARES = {1.0: 0.0, 0.6: 0.002, 0.25: 0.002}
 """How far from the smallest budget to the plain peak, and slack for what becomes resident after the first step."""
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    yield from single_thread()
-
-
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("recoup-cache")
 
 
 def optimizer(name, model):

@@ -8,12 +8,12 @@ import torch
 import recoup
 from recoup.torch.memory import measure_peak
 from recoup.torch.models import DenseNet, ResNet, UNet, ViT
-from tests.torch_helpers import repeats, single_thread
+from tests.torch_helpers import repeats
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.usefixtures("_one_thread"),
+    pytest.mark.usefixtures("one_thread"),
 ]
 
 CUDA = torch.device("cuda")
@@ -25,16 +25,6 @@ CASES = {
 }
 SHARE = 0.75  # of the plain step's measured peak
 TOLERANCE = 1e-3  # of a gradient's norm: kernels that add in any order, and Inductor's own
-
-
-@pytest.fixture
-def _one_thread():
-    yield from single_thread()
-
-
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("recoup-cache")
 
 
 def step(model, x):

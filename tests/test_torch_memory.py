@@ -10,19 +10,11 @@ from torch.nn import functional
 import recoup
 from recoup.torch.memory import measure_peak
 from recoup.torch.models import GPT, VGG, ResNet, UNet
-from tests.torch_helpers import QUICK, repeats, single_thread, tight
+from tests.torch_helpers import QUICK, repeats, tight
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    yield from single_thread()
-
-
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("recoup-cache")
 
 
 def tower(layers=6, width=16):

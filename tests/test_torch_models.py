@@ -7,8 +7,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from recoup.errors import SettingError
-from recoup.torch.models import GPT, LSTM, MODELS, Llama, example
+from recoup.torch.models import GPT, LSTM, MODELS, VGG, Llama, example
 from recoup.torch.models.llama import rotate
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 PUBLISHED = {
     "vgg16": 138_357_544,
@@ -23,15 +25,6 @@ PUBLISHED = {
 }
 DENSE = ("unet", "fcn8", "segnet")
 LANGUAGE = ("gpt", "llama", "lstm")
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Tensors this small gain nothing from more, and on a busy machine every operator waits for the slowest thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def count(module):
@@ -124,6 +117,12 @@ def test_outputs_have_the_shape_the_task_asks_for(name):
         )
     else:
         assert out.shape == (3, size.classes)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4, 5])
+def test_vgg_of_any_depth(stages):
+    model = VGG(convs=(1,) * stages, width=4, hidden=8, classes=5, image=32)
+    assert model(torch.randn(2, 3, 32, 32)).shape == (2, 5)
 
 
 @pytest.mark.parametrize("name", LANGUAGE)

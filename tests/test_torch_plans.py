@@ -10,17 +10,9 @@ from torch import nn
 import recoup
 import recoup.torch.planning
 import recoup.torch.profile
-from tests.torch_helpers import QUICK, assert_same, repeats, single_thread, state, tight
+from tests.torch_helpers import QUICK, assert_same, repeats, state, tight
 
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    yield from single_thread()
-
-
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("recoup-cache")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def net(width=8):

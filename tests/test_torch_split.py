@@ -18,7 +18,9 @@ from recoup.torch.joint import read_joint
 from recoup.torch.rewrite import split_convolutions
 from recoup.torch.split import split
 from recoup.torch.step import step_graph
-from tests.torch_helpers import assert_same, single_thread
+from tests.torch_helpers import assert_same
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 METHODS = (
     "optimal",
@@ -31,11 +33,6 @@ METHODS = (
     "ap-sqrt",
 )
 SIZE = 6
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    yield from single_thread()
 
 
 def chunks(x, y):

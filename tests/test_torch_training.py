@@ -10,14 +10,11 @@ from torch.nn import functional
 
 import recoup
 from recoup.torch.memory import measure_peak
-from tests.torch_helpers import QUICK, assert_same, repeats, single_thread, state
+from tests.torch_helpers import QUICK, assert_same, repeats, state
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 STEPS, BATCH, SIDE = 30, 32, 24
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    yield from single_thread()
 
 
 def shapes(count):

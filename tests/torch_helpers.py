@@ -1,8 +1,8 @@
-"""What the torch tests share: a plain and a planned twin, trained alike and compared to the last bit."""
+"""What the torch tests share: a plain and a planned twin, trained alike and compared to the last bit; small models."""
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +14,6 @@ from torch import nn
 import recoup
 
 QUICK: dict[str, Any] = {"time_limit": 0.4, "gap": 0.05, "compile": "eager"}
-
-
-def single_thread() -> Iterator[None]:
-    """The body of a fixture: one thread, so that sums are in one order, and nothing left over from another test."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-    torch.set_num_threads(threads)
 
 
 def tight(target: Callable[..., Any], inputs: Any, share: float, cache: Path | bool, slack: float = 0.0) -> float:
@@ -115,6 +105,60 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().flatten().view(torch.uint8)
 
 
-def twins(model: nn.Module) -> tuple[nn.Module, nn.Module]:
-    """The model and a copy of it, with nothing shared."""
-    return model, copy.deepcopy(model)
+def total(outputs: Any) -> torch.Tensor:
+    """A loss that every differentiable tensor in the outputs enters with its own weight."""
+    leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+    return sum((index + 1) * leaf.square().sum() for index, leaf in enumerate(leaves) if leaf.requires_grad)
+
+
+def check(model, inputs, cache, *, share=0.3, steps=3, budget=None, loss=total, recomputes=True):
+    """Train ``model`` and a copy alike, the copy planned, and compare all there is; returns the planned one."""
+    planned = copy.deepcopy(model)
+    fraction = tight(planned, inputs, share, cache, slack=0.02) if budget is None else budget
+    assert recoup.optimize(planned, budget=fraction, cache=cache, **QUICK) is planned
+    for step in range(steps):
+        results = []
+        for each in (model, planned):
+            mine = copy.deepcopy(inputs)
+            torch.manual_seed(step)
+            each.zero_grad(set_to_none=True)
+            outputs = call(each, mine)
+            value = loss(outputs)
+            value.backward()
+            results.append((outputs, value, mine, state(each)))
+            with torch.no_grad():
+                for parameter in each.parameters():
+                    if parameter.grad is not None:
+                        parameter.sub_(0.01 * parameter.grad)
+        for name, theirs, ours in zip(("outputs", "loss", "inputs", "state"), *results, strict=True):
+            assert_same(ours, theirs, f"step {step} {name}")
+        del results, outputs, value, mine, theirs, ours
+    if recomputes:
+        assert repeats(planned) > 0
+    return planned
+
+
+def net(*, width=8, dropout=0.0, norm=False):
+    """A small convolutional net whose activations outweigh its parameters."""
+    layers: list[nn.Module] = []
+    for inputs in (3, width, width):
+        layers += [nn.Conv2d(inputs, width, 3, padding=1)]
+        layers += [nn.BatchNorm2d(width)] if norm else []
+        layers += [nn.ReLU(inplace=True)]
+        layers += [nn.Dropout(dropout)] if dropout else []
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 4))
+
+
+def images(batch=4, side=16):
+    return torch.randn(batch, 3, side, side)
+
+
+class Wrapped(nn.Module):
+    """A forward that is not PyTorch's own, as most models have."""
+
+    def __init__(self, body):
+        super().__init__()
+        self.body = body
+
+    def forward(self, x):
+        return self.body(x)

@@ -13,10 +13,10 @@ import torch
 from functorch.compile import config as functorch_config  # type: ignore[import-untyped]
 
 import recoup
-from recoup.torch.compare import checkpoint_blocks
 from recoup.torch.memory import measure_peak
 from recoup.torch.models import Example, example
 from recoup.torch.settings import Mode
+from recoup.torch.workload import checkpoint_blocks
 
 GIB = 2**30
 ROUNDS, STEPS = 3, 10  # the median of so many rounds of so many steps

@@ -25,8 +25,9 @@ from recoup.units import format_bytes
 if TYPE_CHECKING:
     import torch
 
-    from recoup.torch.compare import Comparison, Workload
+    from recoup.torch.compare import Comparison
     from recoup.torch.settings import Mode
+    from recoup.torch.workload import Workload
 
 _EPILOG = """\b
 Examples:

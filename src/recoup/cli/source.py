@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from recoup.torch.compare import Workload
     from recoup.torch.settings import Mode
+    from recoup.torch.workload import Workload
 
 _FORMS = "package.module:make, path/to/file.py:make, or a built-in model such as resnet50, resnet50:8 or resnet50:full"
 
@@ -70,8 +70,8 @@ def read_workload(source: str, device: torch.device) -> Workload:
     """A built-in model, or what the user's function makes, on the device."""
     import torch
 
-    from recoup.torch.compare import SEED, Workload
     from recoup.torch.models import MODELS
+    from recoup.torch.workload import SEED, Workload
 
     torch.manual_seed(SEED)
     name, *parts = source.split(":")
@@ -92,8 +92,8 @@ def read_workload(source: str, device: torch.device) -> Workload:
 
 
 def _built_in(source: str, name: str, parts: list[str], device: torch.device) -> Workload:
-    from recoup.torch.compare import Workload
     from recoup.torch.models import example
+    from recoup.torch.workload import Workload
 
     batch, full = None, False
     for part in parts:

@@ -18,7 +18,7 @@ from torch import fx
 from recoup.torch.costs import Cost, signature, tensors_of
 from recoup.torch.estimate import Rates
 from recoup.torch.internals import is_fusible, is_generated, storage_key, written_input
-from recoup.torch.joint import Joint, JointOp
+from recoup.torch.joint import Joint, JointOp, from_tangents
 
 READS = 4  # Inductor writes a value that several kernels use once computing it reads more than this many buffers
 KERNEL_SECONDS = 2e-6  # what a kernel takes besides moving its bytes
@@ -27,7 +27,7 @@ LARGE = 2**16  # bytes; smaller values are statistics and masks of single dimens
 
 def folded_nodes(module: fx.GraphModule) -> set[fx.Node]:
     """The nodes of a joint graph that Inductor computes inside their readers."""
-    in_backward = _from_tangents(module.graph)
+    in_backward = from_tangents(module.graph)
     overwritten = {written_input(node) for node in module.graph.nodes} - {None}
     written = _read_by_other_kernels(module.graph)
     folded: set[fx.Node] = set()
@@ -92,14 +92,6 @@ def _read_by_other_kernels(graph: fx.Graph) -> set[fx.Node]:
             if other not in found:
                 found.add(other)
                 stack.extend(other.all_input_nodes if is_view(other) else ())
-    return found
-
-
-def _from_tangents(graph: fx.Graph) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    for node in graph.nodes:
-        if node.name.startswith("tangents") or not found.isdisjoint(node.all_input_nodes):
-            found.add(node)
     return found
 
 

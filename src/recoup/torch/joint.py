@@ -8,7 +8,7 @@ never writes. What is left are the ops, each with the values it reads and writes
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from recoup.graph import Phase
+from recoup.torch.costs import tensors_of
 from recoup.torch.internals import is_once, is_random, mutated_inputs, output_node, storage_key, written_input
 
 ARRIVAL = "tangents"  # the id of the op that stands for "the gradient of the outputs is there"
@@ -75,10 +76,7 @@ class Joint:
     def inputs(self) -> tuple[list[fx.Node], list[fx.Node]]:
         """The forward's inputs, and the gradients of its outputs that the backward is given."""
         given = list(self.module.graph.find_nodes(op="placeholder"))
-        return (
-            [node for node in given if not node.name.startswith("tangents")],
-            [node for node in given if node.name.startswith("tangents")],
-        )
+        return [node for node in given if not _is_tangent(node)], [node for node in given if _is_tangent(node)]
 
     @cached_property
     def stays(self) -> set[int]:
@@ -95,8 +93,8 @@ def read_joint(module: fx.GraphModule, num_forward_outputs: int, folded: Set[fx.
     joint = Joint(module, num_forward_outputs)
     nodes = [node for node in module.graph.nodes if node.op != "output"]
     given = [node for node in nodes if node.op != "call_function"]
-    from_tangents = _readers(joint.inputs[1], nodes)
-    effects = [node for node in nodes if (is_random(node) or written_input(node)) and node not in from_tangents]
+    late = from_tangents(module.graph)
+    effects = [node for node in nodes if (is_random(node) or written_input(node)) and node not in late]
     in_forward = _needed([*joint.outputs[0], *effects]) - set(given)
     in_backward = _needed(joint.outputs[1]) - in_forward - set(given)
     overwritten = {joint.inputs[0][index] for index in mutated_inputs(module)}
@@ -113,6 +111,15 @@ def read_joint(module: fx.GraphModule, num_forward_outputs: int, folded: Set[fx.
     return joint
 
 
+def from_tangents(graph: fx.Graph) -> set[fx.Node]:
+    """The gradients of the outputs and every node that is computed from them: these can only run in the backward."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if _is_tangent(node) or not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
+
+
 @dataclass
 class _Reader:
     """Adds nodes to a joint graph one by one."""
@@ -124,7 +131,7 @@ class _Reader:
 
     def add(self, node: fx.Node, phase: Phase) -> None:
         """An input, something an op returned, a view of something, or an op."""
-        joint, tensors = self.joint, list(_tensors(node.meta.get("val")))
+        joint, tensors = self.joint, tensors_of(node.meta.get("val"))
         inputs = [root for other in node.all_input_nodes for root in joint.roots[other]]
         if node in self.folded:
             joint.roots[node] = tuple(dict.fromkeys(inputs))
@@ -186,18 +193,6 @@ def _needed(outputs: Iterable[Any]) -> set[fx.Node]:
     return needed
 
 
-def _readers(sources: Iterable[fx.Node], nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """Every node that is computed from these."""
-    found = set(sources)
-    for node in nodes:
-        if not found.isdisjoint(node.all_input_nodes):
-            found.add(node)
-    return found
-
-
-def _tensors(value: object) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
+def _is_tangent(node: fx.Node) -> bool:
+    """Whether it is the gradient of an output, which the backward is given."""
+    return node.op == "placeholder" and node.name.startswith("tangents")

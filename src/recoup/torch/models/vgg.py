@@ -12,12 +12,17 @@ VGG16 = (2, 2, 3, 3, 3)
 VGG19 = (2, 2, 4, 4, 4)
 
 
+def _channels(width: int, stage: int) -> int:
+    """What a stage gives out: twice as many channels as the one before, up to eight times ``width``."""
+    return width * min(2**stage, 8)
+
+
 def vgg_stages(convs: Sequence[int], width: int) -> nn.ModuleList:
     """The stages, each of ``convs[i]`` convolutions with ReLU and a halving of the size; FCN8 stands on them too."""
     stages = nn.ModuleList()
     channels = 3
     for i, count in enumerate(convs):
-        outputs = width * min(2**i, 8)
+        outputs = _channels(width, i)
         layers: list[nn.Module] = []
         for _ in range(count):
             layers += [nn.Conv2d(channels, outputs, 3, padding=1), nn.ReLU(inplace=True)]
@@ -43,7 +48,7 @@ class VGG(BlockModel):
         side = image // 2 ** len(convs)
         self.classifier = nn.Sequential(
             nn.Flatten(),
-            nn.Linear(width * 8 * side * side, hidden),
+            nn.Linear(_channels(width, len(convs) - 1) * side * side, hidden),
             nn.ReLU(inplace=True),
             nn.Dropout(dropout),
             nn.Linear(hidden, hidden),

@@ -1,0 +1,114 @@
+"""What cannot be captured in one graph still trains the same, and the reason is named."""
+
+import copy
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import recoup
+from recoup.torch.memory import measure_peak
+from recoup.torch.session import RecoupWarning
+from tests.torch_helpers import QUICK, Wrapped, assert_same, images, net, state
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore::recoup.torch.session.RecoupWarning"),
+]
+
+
+class Breaks(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.first = kind, net(dropout=0.2)
+        self.second = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 4))
+
+    def forward(self, x):
+        y = self.first(x)
+        if self.kind == "print":
+            print("here")
+        elif self.kind == "item":
+            y = y * y.sum().item()
+        elif y.sum() > -1e9:
+            y = y * 2
+        return self.second(y)
+
+
+BREAKS = {"print": 'print("here")', "item": "y.sum().item()", "if": "elif y.sum() >"}
+
+
+class TestBreaks:
+    @pytest.mark.parametrize("budget", [0.9, "bytes"])
+    @pytest.mark.parametrize("kind", BREAKS)
+    def test_a_graph_break_is_named_and_changes_nothing(self, cache, kind, budget):
+        model = Breaks(kind)
+        plain = copy.deepcopy(model)
+        x = images()
+        if budget == "bytes":
+            peak = measure_peak(lambda: plain(x).square().sum().backward(), torch.device("cpu"))
+            budget = int(0.9 * peak) + sum(parameter.nbytes for parameter in plain.parameters())
+            plain.zero_grad(set_to_none=True)
+        recoup.optimize(model, budget=budget, cache=cache, **QUICK)
+        for step in range(3):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                for each in (plain, model):
+                    each.zero_grad(set_to_none=True)
+                    torch.manual_seed(step)
+                    each(x).square().sum().backward()
+            assert_same(state(model), state(plain), f"step {step}")
+            notes = [str(one.message) for one in caught if isinstance(one.message, RecoupWarning)]
+            if step == 0:
+                lines = Path(__file__).read_text().splitlines()
+                line = 1 + next(
+                    number
+                    for number, text in enumerate(lines)
+                    if text.strip().startswith(BREAKS[kind]) or text.strip().endswith(BREAKS[kind])
+                )
+                assert any(f"{Path(__file__).name}:{line}" in note for note in notes), notes
+            if step == 2:
+                assert notes == []
+        assert len(recoup.plans(model)) >= 2
+
+    @pytest.mark.xfail(strict=True, raises=recoup.CaptureError, reason="nothing is captured, so the step is refused")
+    @pytest.mark.parametrize("kind", ["average of all batches", "inner backward hook"])
+    def test_a_break_inside_a_module_of_pytorchs_own(self, cache, kind):
+        norm = nn.BatchNorm2d(8, momentum=None if kind == "average of all batches" else 0.1)
+        model = Wrapped(nn.Sequential(nn.Conv2d(3, 8, 3), norm, nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU()))
+        plain = copy.deepcopy(model)
+        if kind == "inner backward hook":
+            for each in (plain, model):
+                each.body[0].register_full_backward_hook(lambda module, given, got: None)
+        recoup.optimize(model, budget=1.0, cache=cache, **QUICK)
+        x = images()
+        for each in (plain, model):
+            each(x).square().sum().backward()
+        assert_same(state(model), state(plain))
+
+    def test_what_cannot_be_captured_at_all(self, cache):
+        @torch.compiler.disable
+        def hidden(x):
+            return (x * 2).sum()
+
+        function = recoup.optimize(hidden, budget=1.0, cache=cache, **QUICK)
+        with pytest.raises(recoup.CaptureError, match="captured nothing of this step"):
+            function(torch.randn(3, requires_grad=True))
+
+    def test_a_model_with_a_python_side_effect(self, cache):
+        class Counts(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.body, self.calls = net(), 0
+
+            def forward(self, x):
+                self.calls += 1
+                return self.body(x)
+
+        model = Counts()
+        recoup.optimize(model, budget=1.0, cache=cache, **QUICK)
+        x = images()
+        for _ in range(12):
+            model(x).sum().backward()
+        assert model.calls == 12

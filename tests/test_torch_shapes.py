@@ -1,0 +1,79 @@
+"""A new shape gets a plan of its own, and an old one its old plan."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import recoup
+from tests.torch_helpers import QUICK, assert_same, images, net, state, tight
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore::recoup.torch.session.RecoupWarning"),
+]
+
+
+class TestShapes:
+    def test_a_new_shape_and_back(self, cache):
+        model = net(dropout=0.1, norm=True)
+        plain = copy.deepcopy(model)
+        shapes = [(4, 16), (6, 16), (4, 16), (3, 20), (6, 16), (4, 16)]
+        inputs = {shape: images(*shape) for shape in shapes}
+        recoup.optimize(model, budget=tight(model, inputs[4, 16], 0.5, cache, 0.1), cache=cache, **QUICK)
+        plans: dict[Any, Any] = {}
+        for shape in shapes:
+            for each in (plain, model):
+                each.zero_grad(set_to_none=True)
+                torch.manual_seed(1)
+                each(inputs[shape]).square().sum().backward()
+            assert_same(state(model), state(plain), f"{shape}")
+            (plans[shape],) = recoup.plans(model)[-1:]
+        assert len({plan.graph.fingerprint for plan in plans.values()}) == 3
+
+    def test_a_last_smaller_batch(self, cache):
+        model = net(norm=True)
+        plain = copy.deepcopy(model)
+        data = [images(4), images(4), images(2)]
+        recoup.optimize(model, budget=tight(model, data[0], 0.5, cache, 0.1), cache=cache, **QUICK)
+        for _ in range(2):
+            for x in data:
+                for each in (plain, model):
+                    each.zero_grad(set_to_none=True)
+                    each(x).square().sum().backward()
+                assert_same(state(model), state(plain))
+
+    def test_many_shapes(self, cache):
+        model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+        plain = copy.deepcopy(model)
+        recoup.optimize(model, budget=1.0, cache=cache, **QUICK)
+        for batch in range(1, 13):
+            x = torch.randn(batch, 8)
+            for each in (plain, model):
+                each.zero_grad(set_to_none=True)
+                each(x).square().sum().backward()
+            assert_same(state(model), state(plain), f"batch {batch}")
+
+    def test_an_empty_batch(self, cache):
+        model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+        plain = copy.deepcopy(model)
+        recoup.optimize(model, budget=1.0, cache=cache, **QUICK)
+        for batch in (4, 0, 4):
+            x = torch.randn(batch, 8)
+            for each in (plain, model):
+                each.zero_grad(set_to_none=True)
+                each(x).square().sum().backward()
+            assert_same(state(model), state(plain), f"batch {batch}")
+
+    def test_other_strides(self, cache):
+        model = net(norm=True)
+        plain = copy.deepcopy(model)
+        recoup.optimize(model, budget=1.0, cache=cache, **QUICK)
+        x = images()
+        for given in (x, x.to(memory_format=torch.channels_last), x.transpose(2, 3), x[:, :, ::2]):
+            for each in (plain, model):
+                each.zero_grad(set_to_none=True)
+                each(given).square().sum().backward()
+            assert_same(state(model), state(plain))

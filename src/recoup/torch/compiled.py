@@ -157,20 +157,22 @@ def _try_out(
     ]
     versions = [tensor._version for tensor in tensors]
     copies = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
-    with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type="cuda"):
-        _step(function, args)
-        peak = measure_peak(lambda: _step(function, args), device)
-        times = []
-        for _ in range(3):
-            start = time.perf_counter()
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type="cuda"):
             _step(function, args)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            times.append(time.perf_counter() - start)
-    with torch.no_grad():
-        for tensor, version, copy in zip(tensors, versions, copies, strict=True):
-            if tensor._version != version:
-                tensor.copy_(copy)
+            peak = measure_peak(lambda: _step(function, args), device)
+            times = []
+            for _ in range(3):
+                start = time.perf_counter()
+                _step(function, args)
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
+                times.append(time.perf_counter() - start)
+    finally:  # also when memory ran out half-way
+        with torch.no_grad():
+            for tensor, version, copy in zip(tensors, versions, copies, strict=True):
+                if tensor._version != version:
+                    tensor.copy_(copy)
     return _Tried(function, step, peak + planner.settings.reserve_bytes, statistics.median(times))
 
 

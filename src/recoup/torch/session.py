@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from recoup.torch.part import Part
     from recoup.torch.planning import StepPlan
 
-_optimizer_tensors: dict[int, int] = {}  # how many tensors each optimizer holds, to notice when that changes
+_optimizer_tensors: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
+"""How many tensors each optimizer holds, to notice when that changes."""
 
 
 class RecoupWarning(UserWarning):
@@ -27,7 +29,7 @@ class RecoupWarning(UserWarning):
 
 
 def _count_state(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    _optimizer_tensors[id(optimizer)] = sum(len(state) for state in optimizer.state.values())
+    _optimizer_tensors[optimizer] = sum(len(state) for state in optimizer.state.values())
 
 
 register_optimizer_step_post_hook(_count_state)

@@ -16,16 +16,12 @@ from recoup.torch.memory import allocation_curve, resident_bytes
 from recoup.torch.models import MODELS, example
 from recoup.torch.models.dynamic import Recursive, Routed, Tree, TreeLSTM, UnrolledGAN
 from recoup.torch.session import RecoupWarning
-from tests.torch_helpers import assert_same, single_thread, state
+from tests.torch_helpers import assert_same, state
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU = torch.device("cpu")
 ROOM = "64GiB"
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    yield from single_thread()
-    gc.collect()
 
 
 def dtr(budget, **options):

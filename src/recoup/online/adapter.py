@@ -47,10 +47,18 @@ def fresh_view(storage: torch.UntypedStorage, view: View) -> torch.Tensor:
     return tensor.set_(storage, *view.geometry)  # type: ignore[call-overload]
 
 
+def pick_device(device: torch.device | str | None) -> torch.device:
+    """One device, with its number: the given one, else CUDA's current one, else the CPU."""
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if place.type == "cuda" and place.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return place
+
+
 def default_generator(device: torch.device) -> torch.Generator:
     """Where operators on the device draw from."""
     if device.type == "cuda":
-        return torch.cuda.default_generators[device.index or torch.cuda.current_device()]
+        return torch.cuda.default_generators[device.index]
     return torch.default_generator
 
 

@@ -114,7 +114,7 @@ def fresh_storages(
     found: dict[int, torch.UntypedStorage] = {}
     for tensor in flat_tensors((result,), []):
         storage = storage_of(tensor)
-        if tensor.device.type == device.type and storage._cdata not in known:
+        if tensor.device == device and storage._cdata not in known:
             found[storage._cdata] = storage
     return list(found.values())
 

@@ -6,6 +6,7 @@ The choice is a heuristic's of the paper, over the same arrays that the simulato
 
 from __future__ import annotations
 
+import gc
 import time
 import weakref
 from collections.abc import Iterable, Sequence
@@ -45,10 +46,13 @@ class Keeper:
 
     def open(self) -> None:
         """Count what is there; none of it will be evicted."""
+        gc.collect()
         for tensor in live_tensors():
-            if self._is_managed(tensor):
+            if self._is_managed(tensor) and self.is_new(tensor):
                 self._number(self.begin(storage_of(tensor), None))
-        self.memory = self._wanted = self.report.peak_bytes = self.report.wanted_bytes = resident_bytes(self.device)
+        self.memory = sum(content.size for content in self._living())
+        self.look()
+        self._wanted = self.report.peak_bytes = self.report.wanted_bytes = self.memory
         if self.memory > self._budget:
             raise BudgetError(
                 f"{format_bytes(self.memory)} are allocated already, more than the budget of "
@@ -145,7 +149,7 @@ class Keeper:
             self._storages.leave_pool(content.number)
 
     def _is_managed(self, tensor: torch.Tensor) -> bool:
-        return tensor.device.type == self.device.type and tensor.layout == torch.strided and type(tensor) in _PLAIN
+        return tensor.device == self.device and tensor.layout == torch.strided and type(tensor) in _PLAIN
 
     def _lose_bytes(self, content: Content) -> None:
         self._storages.leave_pool(content.number)

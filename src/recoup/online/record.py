@@ -11,7 +11,7 @@ import torch
 
 from recoup.files import check_writable, write_bytes
 from recoup.online import logs
-from recoup.online.adapter import OperatorMode, describe, storage_of
+from recoup.online.adapter import OperatorMode, describe, pick_device, storage_of
 from recoup.online.calls import flat_tensors
 from recoup.online.operators import Traits, read_traits, written_tensors
 
@@ -89,11 +89,11 @@ class Recorder(OperatorMode):
 
     def _is_new(self, tensor: torch.Tensor) -> bool:
         holder = storage_of(tensor).__dict__.get(_NAME)
-        return tensor.device.type == self._device.type and (holder is None or holder.recorder is not self)
+        return tensor.device == self._device and (holder is None or holder.recorder is not self)
 
     def _name(self, tensor: torch.Tensor) -> str | None:
         """The name of the tensor's storage; one that was there before is a constant. None on another device."""
-        if tensor.device.type != self._device.type:
+        if tensor.device != self._device:
             return None
         storage = storage_of(tensor)
         if self._is_new(tensor):
@@ -117,5 +117,4 @@ def record(path: str | Path, *, device: torch.device | str | None = None) -> Rec
 
     and then ``recoup dtr step.log.gz --budget 0.5``. Times are nanoseconds; on CUDA every operator is waited for.
     """
-    place = torch.device(device) if device is not None else torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return Recorder(path, place)
+    return Recorder(path, pick_device(device))

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from recoup.errors import BudgetError
-from recoup.online.adapter import OperatorMode, default_generator, describe, storage_of
+from recoup.online.adapter import OperatorMode, default_generator, describe, pick_device, storage_of
 from recoup.online.calls import Call, RandomState, Scratch, View, flat_tensors, replaced
 from recoup.online.contents import Content
 from recoup.online.exposed import exposing_methods
@@ -50,8 +50,7 @@ def dtr(
     is brought back at its end. ``heuristic`` is one of those of ``recoup dtr``. A warning comes when operators take
     more than ``limit`` times what they take once.
     """
-    place = torch.device(device) if device is not None else torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return Runtime(budget, place, heuristic, limit)
+    return Runtime(budget, pick_device(device), heuristic, limit)
 
 
 class Runtime(OperatorMode):
@@ -124,7 +123,12 @@ class Runtime(OperatorMode):
             keeper.look()
         state = RandomState(kwargs.get("generator") or default_generator(self._device)) if traits.random else None
         start = time.perf_counter()
-        result = self._lessons.run(known, func, args, kwargs)
+        try:
+            result = self._lessons.run(known, func, args, kwargs)
+        except torch.OutOfMemoryError:  # the allocator's memory is in pieces, or a workspace is larger than ever before
+            keeper.make_room_beside(contents, 2 * need, describe(func))
+            torch.cuda.empty_cache()
+            result = func(*args, **kwargs)
         end = time.perf_counter()
         made = (result,) if isinstance(result, torch.Tensor) else flat_tensors((result,), [])
         fresh = {storage_of(tensor)._cdata: tensor for tensor in made if keeper.is_new(tensor)}

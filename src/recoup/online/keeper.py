@@ -176,15 +176,20 @@ class Keeper:
             return
         self.look()
         start = time.perf_counter()
+        collected = False
         while self.memory + size > self._budget:
             number = self._heuristic.victim(self.clock)
-            if number is None:
-                raise BudgetError(self._out_of_memory(size, what))
-            victim = self._numbers[number]()
-            if victim is None:
-                self._storages.leave_pool(number)
-            else:
+            victim = None if number is None else self._numbers[number]()
+            if victim is not None:
                 self._evict(victim)
+            elif number is not None:
+                self._storages.leave_pool(number)  # its content is gone
+            elif not collected:
+                gc.collect()  # tensors in cycles of Python objects are held by nobody
+                self.look()
+                collected = True
+            else:
+                raise BudgetError(self._out_of_memory(size, what))
         self.report.search_seconds += time.perf_counter() - start
 
     def look(self) -> None:

@@ -29,7 +29,7 @@ class Learned:
     runs: int = 0
 
 
-def read_arguments(values: Iterable[Any], tensors: list[torch.Tensor], key: list[Hashable]) -> None:
+def read_arguments(values: Iterable[Any], tensors: list[torch.Tensor], key: list[Any]) -> None:
     """Collect the tensors, and all that an operator's cost depends on."""
     for value in values:
         if isinstance(value, torch.Tensor):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -90,7 +90,7 @@ class Runtime(OperatorMode):
         if traits is None:
             traits = self._traits[func] = read_traits(func, self._device)
         tensors: list[torch.Tensor] = []
-        key: list[Hashable] = [func]
+        key: list[Any] = [func]
         read_arguments(args, tensors, key)
         if kwargs:
             key.append(tuple(kwargs))

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from benchmarks.dtr import skipping
+from benchmarks.objects import MEASURES, ObjectRun
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +19,7 @@ from recoup.cli import cli
 from recoup.errors import LogError, MethodError
 from recoup.online import heuristics, logs
 from recoup.online.programs import adversary, linear_network
+from recoup.online.replay import replay
 from recoup.online.simulation import baseline_peak, simulate_log
 from recoup.online.simulator import OutOfMemory, Simulator, Thrashing
 
@@ -126,13 +132,67 @@ def test_memory_is_what_is_resident_and_never_over_budget(data: st.DataObject) -
             resident = sum(int(storages.size[s]) for s in range(storages.count) if storages.resident[s])
             assert run.memory == resident <= budget
             assert all(lock == 0 for lock in run.locks)
-            pool = set(storages.pool.tolist())
+            pool = set(storages.pool)
             assert pool == {s for s in range(storages.count) if run._evictable(s) and not run.banished[s]}
         run.finish()
         assert all(run.defined[tensor] for tensor in live)
     except (OutOfMemory, Thrashing):
         pass
     assert run.peak <= budget
+
+
+@given(st.data())
+def test_agrees_with_the_definitions(data: st.DataObject) -> None:
+    """A simulator with an object a storage, which remembers nothing between two choices, does the same at each step."""
+    name = data.draw(st.sampled_from(list(MEASURES)))
+    eager = data.draw(st.booleans())
+    budget = data.draw(st.integers(5, 25))
+    run = Simulator(budget, heuristics.make(name), "eager" if eager else "none", 20)
+    slow = ObjectRun(budget, name, eager, 20)
+    live = [run.constant(1)]
+    slow.constant(1)
+    try:
+        for _ in range(data.draw(st.integers(1, 40))):
+            if len(live) > 1 and data.draw(st.integers(0, 3)) == 0:
+                gone = live.pop(data.draw(st.integers(0, len(live) - 1)))
+                run.release(gone)
+                slow.release(gone)
+            else:
+                inputs = data.draw(st.lists(st.sampled_from(live), min_size=1, max_size=3))
+                sizes = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=3))
+                aliases = [data.draw(st.sampled_from([None, None, *inputs])) for _ in sizes]
+                cost = data.draw(st.integers(0, 9))
+                with _same_end(slow, inputs, sizes, cost, aliases):
+                    live += run.call(inputs, sizes, cost, aliases)
+            assert [run.clock, run.memory, run.peak, run.evictions, run.rematerializations] == [
+                slow.clock, slow.memory, slow.peak, slow.evictions, slow.rematerializations,
+            ]  # fmt: skip
+            assert run.defined == [tensor.defined for tensor in slow.tensors]
+    except (OutOfMemory, Thrashing):
+        pass
+
+
+@contextmanager
+def _same_end(slow: ObjectRun, *call: Any) -> Iterator[None]:
+    """The straightforward simulator ends this call as the other does: well, out of memory, or thrashing."""
+    try:
+        yield
+    except (OutOfMemory, Thrashing) as problem:
+        with pytest.raises(type(problem)):
+            slow.call(*call)
+        raise
+    slow.call(*call)
+
+
+def test_agrees_with_the_definitions_on_a_long_program() -> None:
+    """Long enough for components to merge and for arrays to grow."""
+    log = skipping(120)
+    for name in MEASURES:
+        outcome = simulate_log(log, 0.4, name, limit=None)
+        slow = ObjectRun(outcome.budget_bytes, name)
+        replay(log, slow)
+        assert outcome.rematerializations > 0
+        assert (outcome.total_cost, outcome.evictions) == (slow.total_cost, slow.evictions)
 
 
 def test_log_survives_writing_and_reading(tmp_path: Path) -> None:

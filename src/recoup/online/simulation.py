@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from recoup.online import heuristics
 from recoup.online.logs import Instruction
+from recoup.online.plain import PlainRun
 from recoup.online.replay import replay
 from recoup.online.simulator import Deallocation, OutOfMemory, Simulator, Thrashing
 from recoup.units import Budget, resolve_budget
@@ -58,8 +59,8 @@ class Outcome:
 
 
 def baseline_peak(log: Sequence[Instruction]) -> int:
-    """The most bytes that the program itself holds: banishing, no budget, constants included."""
-    run = Simulator(None, heuristics.make("lru"), "banish")
+    """The most bytes that the program itself holds, constants included."""
+    run = PlainRun()
     replay(log, run)
     return run.peak
 

@@ -53,6 +53,20 @@ def test_adversary(heuristic: str) -> None:
     assert run.total_cost == 4224
 
 
+def test_what_is_banished_does_not_come_back_with_a_sibling() -> None:
+    run = Simulator(3, heuristics.make("lru"), "banish")
+    x = run.constant(0)
+    a, b = run.call([x], [1, 1], 1)
+    run.release(a)
+    run.call([x], [2], 1)
+    run.call([x], [1], 1)
+    assert not run.defined[b]
+    run.call([b], [0], 1)
+    assert run.defined[b]
+    assert not run.defined[a]
+    assert run.peak == 3  # while the operator that makes both runs, there are both
+
+
 def test_chain_of_100_000() -> None:
     run = Simulator(None, heuristics.make("lru"))
     [last] = run.call([], [1], 1)
@@ -247,3 +261,43 @@ def test_command_line(tmp_path: Path) -> None:
 def test_unknown_heuristic() -> None:
     with pytest.raises(MethodError, match="dtr-local"):
         heuristics.make("best")
+
+
+def test_measures_can_be_turned_off() -> None:
+    log = skipping(60)
+    for kind in ("dtr", "dtr-eq", "dtr-local"):
+        off = simulate_log(log, 0.5, kind, without=("cost", "size"), limit=None)
+        assert off.total_cost == simulate_log(log, 0.5, "lru", limit=None).total_cost
+        assert off.heuristic == f"{kind} without cost, size"
+        off = simulate_log(log, 0.5, kind, without=("cost", "staleness"), limit=None)
+        assert off.total_cost == simulate_log(log, 0.5, "largest", limit=None).total_cost
+    off = simulate_log(log, 0.5, "dtr", without=("staleness",), limit=None)
+    assert off.total_cost == simulate_log(log, 0.5, "e-star", limit=None).total_cost
+    assert simulate_log(log, 0.5, "dtr", without=heuristics.MEASURES, limit=None).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("name", "without", "says"),
+    [
+        ("lru", "staleness", "lru looks at staleness alone"),
+        ("largest", "cost", "largest does not look at cost"),
+        ("e-star", "staleness", "e-star does not look at staleness"),
+        ("random", "size", "random does not look at size"),
+        ("dtr", "age", "there is no measure 'age'"),
+    ],
+)
+def test_measures_that_cannot_be_turned_off(name: str, without: str, says: str) -> None:
+    with pytest.raises(MethodError, match=says):
+        heuristics.make(name, [without])
+
+
+def test_measures_on_the_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "step.log"
+    path.write_text("\n".join(logs.format_log(chain_log(4))) + "\n")
+    given = ["dtr", str(path), "--budget", "20B"]
+    done = CliRunner().invoke(cli, [*given, "--without", "staleness", "--without", "size", "--without", "cost"])
+    assert done.exit_code == 0
+    assert "dtr without staleness, size, cost" in done.output
+    done = CliRunner().invoke(cli, [*given, "--heuristic", "lru", "--without", "staleness"])
+    assert isinstance(done.exception, MethodError)
+    assert CliRunner().invoke(cli, [*given, "--without", "age"]).exit_code == 2

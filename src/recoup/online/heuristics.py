@@ -1,13 +1,15 @@
 """The heuristics of the DTR paper (Appendix C.3, D.1), by name.
 
 All score cost over size and staleness. What they differ in is the cost: of the storage alone (``Local``), with its
-evicted neighbourhood (``Exact``), with the relaxed one (``Classes``), with its evicted ancestors, or none.
+evicted neighbourhood (``Exact``), with the relaxed one (``Classes``), with its evicted ancestors, or none; and in which
+of the three measures they look at. Those can be turned off one by one, as in the paper's ablations.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Collection
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +18,8 @@ from recoup.online.components import Classes
 from recoup.online.metadata import Floats, Heuristic, Ints
 from recoup.online.neighbourhood import Ancestors, Exact
 from recoup.online.score import Score
+
+MEASURES = ("cost", "size", "staleness")
 
 
 class Local(Score):
@@ -29,8 +33,8 @@ class Local(Score):
 class Random(Score):
     """Any storage, from a seed."""
 
-    def __init__(self, seed: int = 0) -> None:
-        super().__init__(False, False)
+    def __init__(self, size: bool = False, staleness: bool = False, seed: int = 0) -> None:
+        super().__init__(size, staleness)
         self._random = random.Random(seed)
 
     def costs(self, pool: Ints) -> Floats:
@@ -38,20 +42,38 @@ class Random(Score):
         return np.array([self._random.random() for _ in range(len(pool))])
 
 
-HEURISTICS: dict[str, Callable[[], Heuristic]] = {
-    "dtr": Exact,
-    "dtr-eq": Classes,
-    "dtr-local": Local,
-    "e-star": lambda: Exact(staleness=False),
-    "lru": lambda: Score(size=False),
-    "largest": lambda: Score(staleness=False),
-    "random": Random,
-    "msps": lambda: Ancestors(staleness=False),
+class Entry(NamedTuple):
+    """A heuristic: what a storage costs to it, and the measures it looks at."""
+
+    kind: type[Score]
+    measures: tuple[str, ...] = MEASURES
+
+
+HEURISTICS = {
+    "dtr": Entry(Exact),
+    "dtr-eq": Entry(Classes),
+    "dtr-local": Entry(Local),
+    "e-star": Entry(Exact, ("cost", "size")),
+    "lru": Entry(Score, ("staleness",)),
+    "largest": Entry(Score, ("size",)),
+    "random": Entry(Random, ()),
+    "msps": Entry(Ancestors, ("cost", "size")),
 }
 
 
-def make(name: str) -> Heuristic:
-    """A heuristic by name, fresh for one run."""
+def make(name: str, without: Collection[str] = ()) -> Heuristic:
+    """A heuristic by name, fresh for one run, with some of its measures turned off."""
     if name not in HEURISTICS:
         raise MethodError(f"there is no heuristic {name!r}; there are {', '.join(HEURISTICS)}")
-    return HEURISTICS[name]()
+    kind, measures = HEURISTICS[name]
+    for measure in without:
+        if measure not in MEASURES:
+            raise MethodError(f"there is no measure {measure!r}; there are {', '.join(MEASURES)}")
+        if measure not in measures:
+            raise MethodError(f"{name} does not look at {measure}: there is nothing to turn off")
+        if len(measures) == 1:
+            raise MethodError(f"{name} looks at {measure} alone, which cannot be turned off")
+    left = set(measures) - set(without)
+    if "cost" in without:
+        kind = Score
+    return kind(size="size" in left, staleness="staleness" in left)

@@ -309,9 +309,9 @@ class Simulator:
         """What an operator made is there; the storages that were not there before, that of ``asked`` last."""
         joining = []
         for tensor in outputs:
-            if self.defined[tensor]:
-                continue
             storage = self.storage_of[tensor]
+            if self.defined[tensor] or self.banished[storage]:  # a double, freed at once
+                continue
             self.defined[tensor] = True
             if not self.storages.resident[storage]:
                 self._appear(storage)

@@ -2,6 +2,7 @@
 
     python -m benchmarks.dtr step.log.gz other.log --budget 0.5 --heuristics dtr,dtr-eq
     python -m benchmarks.dtr                                # a synthetic program
+    python -m benchmarks.dtr growth -o growth.svg           # another one: how cost grows with length
 
 Both run the log that was read; ours also measures the peak that the budget is a fraction of. Totals are compared.
 """
@@ -19,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import machine
+from benchmarks.growth import growth
 from benchmarks.objects import MEASURES, ObjectRun
 from recoup.online import logs
 from recoup.online.replay import replay
@@ -29,13 +31,29 @@ from recoup.units import resolve_budget
 LENGTH = 1000  # layers of the synthetic program
 
 
-@click.command()
+class _SpeedUnlessNamed(click.Group):
+    """A group whose first command need not be named."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        named = args and (args[0] in self.commands or args[0] == "--help")
+        return super().parse_args(ctx, args if named else ["speed", *args])
+
+
+@click.group(cls=_SpeedUnlessNamed)
+def main() -> None:
+    """Measure DTR's simulator: speed, unless told otherwise, or growth."""
+
+
+main.add_command(growth)
+
+
+@main.command()
 @click.argument("paths", nargs=-1, metavar="[LOG]...")
 @click.option("--budget", default=0.5, show_default=True, help="A fraction of what the program itself holds.")
 @click.option("--heuristics", default="dtr,dtr-eq", show_default=True, help=f"With commas: {', '.join(MEASURES)}.")
 @click.option("--limit", default=2.0, show_default=True, help="Of the cost, over that of computing everything once.")
 @click.option("--rounds", default=3, show_default=True, help="Runs of each, in turns; the best counts.")
-def main(paths: tuple[str, ...], budget: float, heuristics: str, limit: float, rounds: int) -> None:
+def speed(paths: tuple[str, ...], budget: float, heuristics: str, limit: float, rounds: int) -> None:
     """Print a line per log and heuristic."""
     sys.setrecursionlimit(100_000)  # the straightforward one brings parents back by recursion
     table = Table(box=None, pad_edge=False)

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.dtr import main as benchmark
 from benchmarks.dtr import skipping
+from benchmarks.growth import total
 from benchmarks.objects import MEASURES, ObjectRun
 from click.testing import CliRunner
 from hypothesis import given
@@ -38,12 +40,28 @@ def test_linear_network(length: int, budget: int, heuristic: str, again: int, de
     assert run.peak <= budget
 
 
-def test_linear_growth_of_theorem_3_1() -> None:
-    """With room for 2 * sqrt(N) the cost stays within a constant times N."""
-    for length in (100, 400, 900):
-        run = Simulator(2 * int(length**0.5), heuristics.make("e-star"), "banish")
-        linear_network(run, length)
-        assert run.total_cost < 4 * length
+@pytest.mark.parametrize(("heuristic", "per_layer"), [("e-star", 4.0), ("dtr", 3.1)])
+def test_linear_growth_of_theorem_3_1(heuristic: str, per_layer: float) -> None:
+    """With room for 2 * ceil(sqrt(N)) the operators run stay within a constant times N."""
+    for length in (64, 100, 400, 1024, 4096):
+        assert total(length, heuristic) <= per_layer * length
+
+
+def test_growth_is_printed_and_plotted(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    output = tmp_path / "growth.svg"
+    done = CliRunner().invoke(benchmark, ["growth", "--longest", "64", "-o", str(output)])
+    assert done.exit_code == 0
+    assert done.output.splitlines()[-1].split() == ["64", "16", "202", "3.156", "177", "2.766"]
+    assert "</svg>" in output.read_text()
+
+
+def test_speed_is_what_the_benchmark_does_by_default(tmp_path: Path) -> None:
+    path = tmp_path / "step.log"
+    path.write_text("\n".join(logs.format_log(skipping(60))) + "\n")
+    done = CliRunner().invoke(benchmark, [str(path), "--heuristics", "dtr-eq,lru", "--rounds", "1"])
+    assert done.exit_code == 0
+    assert "dtr-eq" in done.output
 
 
 @pytest.mark.parametrize("heuristic", ["dtr", "dtr-eq", "dtr-local", "e-star", "lru", "msps"])

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from benchmarks.dtr import main as benchmark
+from benchmarks.dtr import skipping
+from benchmarks.growth import total
+from benchmarks.objects import MEASURES, ObjectRun
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +21,7 @@ from recoup.cli import cli
 from recoup.errors import LogError, MethodError
 from recoup.online import heuristics, logs
 from recoup.online.programs import adversary, linear_network
+from recoup.online.replay import replay
 from recoup.online.simulation import baseline_peak, simulate_log
 from recoup.online.simulator import OutOfMemory, Simulator, Thrashing
 
@@ -32,12 +40,28 @@ def test_linear_network(length: int, budget: int, heuristic: str, again: int, de
     assert run.peak <= budget
 
 
-def test_linear_growth_of_theorem_3_1() -> None:
-    """With room for 2 * sqrt(N) the cost stays within a constant times N."""
-    for length in (100, 400, 900):
-        run = Simulator(2 * int(length**0.5), heuristics.make("e-star"), "banish")
-        linear_network(run, length)
-        assert run.total_cost < 4 * length
+@pytest.mark.parametrize(("heuristic", "per_layer"), [("e-star", 4.0), ("dtr", 3.1)])
+def test_linear_growth_of_theorem_3_1(heuristic: str, per_layer: float) -> None:
+    """With room for 2 * ceil(sqrt(N)) the operators run stay within a constant times N."""
+    for length in (64, 100, 400, 1024, 4096):
+        assert total(length, heuristic) <= per_layer * length
+
+
+def test_growth_is_printed_and_plotted(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    output = tmp_path / "growth.svg"
+    done = CliRunner().invoke(benchmark, ["growth", "--longest", "64", "-o", str(output)])
+    assert done.exit_code == 0
+    assert done.output.splitlines()[-1].split() == ["64", "16", "202", "3.156", "177", "2.766"]
+    assert "</svg>" in output.read_text()
+
+
+def test_speed_is_what_the_benchmark_does_by_default(tmp_path: Path) -> None:
+    path = tmp_path / "step.log"
+    path.write_text("\n".join(logs.format_log(skipping(60))) + "\n")
+    done = CliRunner().invoke(benchmark, [str(path), "--heuristics", "dtr-eq,lru", "--rounds", "1"])
+    assert done.exit_code == 0
+    assert "dtr-eq" in done.output
 
 
 @pytest.mark.parametrize("heuristic", ["dtr", "dtr-eq", "dtr-local", "e-star", "lru", "msps"])
@@ -45,6 +69,20 @@ def test_adversary(heuristic: str) -> None:
     run = Simulator(8, heuristics.make(heuristic), "none")
     adversary(run, 256, 8)
     assert run.total_cost == 4224
+
+
+def test_what_is_banished_does_not_come_back_with_a_sibling() -> None:
+    run = Simulator(3, heuristics.make("lru"), "banish")
+    x = run.constant(0)
+    a, b = run.call([x], [1, 1], 1)
+    run.release(a)
+    run.call([x], [2], 1)
+    run.call([x], [1], 1)
+    assert not run.defined[b]
+    run.call([b], [0], 1)
+    assert run.defined[b]
+    assert not run.defined[a]
+    assert run.peak == 3  # while the operator that makes both runs, there are both
 
 
 def test_chain_of_100_000() -> None:
@@ -126,13 +164,67 @@ def test_memory_is_what_is_resident_and_never_over_budget(data: st.DataObject) -
             resident = sum(int(storages.size[s]) for s in range(storages.count) if storages.resident[s])
             assert run.memory == resident <= budget
             assert all(lock == 0 for lock in run.locks)
-            pool = set(storages.pool.tolist())
+            pool = set(storages.pool)
             assert pool == {s for s in range(storages.count) if run._evictable(s) and not run.banished[s]}
         run.finish()
         assert all(run.defined[tensor] for tensor in live)
     except (OutOfMemory, Thrashing):
         pass
     assert run.peak <= budget
+
+
+@given(st.data())
+def test_agrees_with_the_definitions(data: st.DataObject) -> None:
+    """A simulator with an object a storage, which remembers nothing between two choices, does the same at each step."""
+    name = data.draw(st.sampled_from(list(MEASURES)))
+    eager = data.draw(st.booleans())
+    budget = data.draw(st.integers(5, 25))
+    run = Simulator(budget, heuristics.make(name), "eager" if eager else "none", 20)
+    slow = ObjectRun(budget, name, eager, 20)
+    live = [run.constant(1)]
+    slow.constant(1)
+    try:
+        for _ in range(data.draw(st.integers(1, 40))):
+            if len(live) > 1 and data.draw(st.integers(0, 3)) == 0:
+                gone = live.pop(data.draw(st.integers(0, len(live) - 1)))
+                run.release(gone)
+                slow.release(gone)
+            else:
+                inputs = data.draw(st.lists(st.sampled_from(live), min_size=1, max_size=3))
+                sizes = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=3))
+                aliases = [data.draw(st.sampled_from([None, None, *inputs])) for _ in sizes]
+                cost = data.draw(st.integers(0, 9))
+                with _same_end(slow, inputs, sizes, cost, aliases):
+                    live += run.call(inputs, sizes, cost, aliases)
+            assert [run.clock, run.memory, run.peak, run.evictions, run.rematerializations] == [
+                slow.clock, slow.memory, slow.peak, slow.evictions, slow.rematerializations,
+            ]  # fmt: skip
+            assert run.defined == [tensor.defined for tensor in slow.tensors]
+    except (OutOfMemory, Thrashing):
+        pass
+
+
+@contextmanager
+def _same_end(slow: ObjectRun, *call: Any) -> Iterator[None]:
+    """The straightforward simulator ends this call as the other does: well, out of memory, or thrashing."""
+    try:
+        yield
+    except (OutOfMemory, Thrashing) as problem:
+        with pytest.raises(type(problem)):
+            slow.call(*call)
+        raise
+    slow.call(*call)
+
+
+def test_agrees_with_the_definitions_on_a_long_program() -> None:
+    """Long enough for components to merge and for arrays to grow."""
+    log = skipping(120)
+    for name in MEASURES:
+        outcome = simulate_log(log, 0.4, name, limit=None)
+        slow = ObjectRun(outcome.budget_bytes, name)
+        replay(log, slow)
+        assert outcome.rematerializations > 0
+        assert (outcome.total_cost, outcome.evictions) == (slow.total_cost, slow.evictions)
 
 
 def test_log_survives_writing_and_reading(tmp_path: Path) -> None:
@@ -187,3 +279,43 @@ def test_command_line(tmp_path: Path) -> None:
 def test_unknown_heuristic() -> None:
     with pytest.raises(MethodError, match="dtr-local"):
         heuristics.make("best")
+
+
+def test_measures_can_be_turned_off() -> None:
+    log = skipping(60)
+    for kind in ("dtr", "dtr-eq", "dtr-local"):
+        off = simulate_log(log, 0.5, kind, without=("cost", "size"), limit=None)
+        assert off.total_cost == simulate_log(log, 0.5, "lru", limit=None).total_cost
+        assert off.heuristic == f"{kind} without cost, size"
+        off = simulate_log(log, 0.5, kind, without=("cost", "staleness"), limit=None)
+        assert off.total_cost == simulate_log(log, 0.5, "largest", limit=None).total_cost
+    off = simulate_log(log, 0.5, "dtr", without=("staleness",), limit=None)
+    assert off.total_cost == simulate_log(log, 0.5, "e-star", limit=None).total_cost
+    assert simulate_log(log, 0.5, "dtr", without=heuristics.MEASURES, limit=None).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("name", "without", "says"),
+    [
+        ("lru", "staleness", "lru looks at staleness alone"),
+        ("largest", "cost", "largest does not look at cost"),
+        ("e-star", "staleness", "e-star does not look at staleness"),
+        ("random", "size", "random does not look at size"),
+        ("dtr", "age", "there is no measure 'age'"),
+    ],
+)
+def test_measures_that_cannot_be_turned_off(name: str, without: str, says: str) -> None:
+    with pytest.raises(MethodError, match=says):
+        heuristics.make(name, [without])
+
+
+def test_measures_on_the_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "step.log"
+    path.write_text("\n".join(logs.format_log(chain_log(4))) + "\n")
+    given = ["dtr", str(path), "--budget", "20B"]
+    done = CliRunner().invoke(cli, [*given, "--without", "staleness", "--without", "size", "--without", "cost"])
+    assert done.exit_code == 0
+    assert "dtr without staleness, size, cost" in done.output
+    done = CliRunner().invoke(cli, [*given, "--heuristic", "lru", "--without", "staleness"])
+    assert isinstance(done.exception, MethodError)
+    assert CliRunner().invoke(cli, [*given, "--without", "age"]).exit_code == 2

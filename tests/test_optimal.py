@@ -6,9 +6,12 @@ from hypothesis import strategies as st
 
 from recoup import Graph, GraphBuilder, Implementation, Schedule, ScheduleError, simulate, solve
 from recoup.generators import NETWORKS, chain, random_training, residual, unet_like
+from recoup.planners import dtr
 from recoup.planners.cuts import CutProgram
 from recoup.planners.floor import memory_floor
+from recoup.planners.optimal import Search
 from recoup.solvers import get
+from recoup.task import Clock, Task
 from tests.exact import cheapest
 from tests.strategies import graphs
 
@@ -178,3 +181,32 @@ def test_without_a_budget_the_fastest_implementations_win():
     graph = b.build()
     assert solve(graph, None).cost == 2
     assert solve(graph, 10).cost == 5
+
+
+def started(graph: Graph, budget: int) -> Task:
+    """Where the search begins, before anything is solved."""
+    task = Task(graph, budget, "optimal", Clock(None))
+    Search(task).start(task.offer(Schedule.default(graph)))
+    return task
+
+
+def test_dtr_is_a_start_where_it_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = NETWORKS["unet"](8)
+    budget = simulate(graph, Schedule.default(graph)).peak_bytes // 2
+    best = started(graph, budget).best
+    monkeypatch.setattr(Search, "offer_online", lambda self: None)
+    without = started(graph, budget).best
+    assert best is not None
+    assert without is not None
+    assert best.cost < 0.97 * without.cost
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_costs_no_more_than_dtr_from_the_start(data):
+    graph = data.draw(graphs(max_ops=10))
+    budget = budgets(data.draw, graph)
+    best = started(graph, budget).best
+    for schedule in dtr.starts(graph, budget):
+        judged = simulate(graph, schedule)
+        assert judged.peak_bytes > budget or (best is not None and best.cost <= judged.cost)

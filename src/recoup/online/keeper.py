@@ -136,7 +136,7 @@ class Keeper:
         self._wanted -= content.size
         if content.resident:
             self.memory -= content.size
-            self._storages.leave_pool(content.number)
+            self._storages.pool.pop(content.number, None)
             if self._storages.dependents[content.number]:
                 self._lose_bytes(content)
                 if content.call is None:
@@ -146,13 +146,13 @@ class Keeper:
         """Nothing will ever need a content that was brought back for others: its bytes are free."""
         if self._open and content.resident:
             self.memory -= content.size
-            self._storages.leave_pool(content.number)
+            self._storages.pool.pop(content.number, None)
 
     def _is_managed(self, tensor: torch.Tensor) -> bool:
         return tensor.device == self.device and tensor.layout == torch.strided and type(tensor) in _PLAIN
 
     def _lose_bytes(self, content: Content) -> None:
-        self._storages.leave_pool(content.number)
+        self._storages.pool.pop(content.number, None)
         self._storages.resident[content.number] = False
         content.leave()
         self._heuristic.evicted(content.number)
@@ -183,7 +183,7 @@ class Keeper:
             if victim is not None:
                 self._evict(victim)
             elif number is not None:
-                self._storages.leave_pool(number)  # its content is gone
+                self._storages.pool.pop(number, None)  # its content is gone
             elif not collected:
                 gc.collect()  # tensors in cycles of Python objects are held by nobody
                 self.look()
@@ -217,7 +217,7 @@ class Keeper:
 
     def _lock(self, content: Content) -> None:
         content.locks += 1
-        self._storages.leave_pool(content.number)
+        self._storages.pool.pop(content.number, None)
 
     def _unlock(self, content: Content) -> None:
         content.locks -= 1
@@ -226,7 +226,7 @@ class Keeper:
     def _offer(self, content: Content) -> None:
         """Into the pool, if it may be evicted."""
         if content.call is not None and content.resident and content.locks == 0 and content.size:
-            self._storages.join_pool(content.number)
+            self._storages.pool.setdefault(content.number)
 
     # rematerialisation
 
@@ -370,7 +370,7 @@ class Keeper:
         """From now on it cannot be made again; what is away and will be made from it must keep it alive."""
         content.call = None
         content.keeps = []
-        self._storages.leave_pool(content.number)
+        self._storages.pool.pop(content.number, None)
         if content.resident:
             for dependent in self._dependents(content):
                 if not dependent.resident:
@@ -401,6 +401,9 @@ class Keeper:
         self._compact_at = 2 * len(contents) + _COMPACT
         for content in contents:
             self._number(content)
+        for content in contents:
+            if not content.resident:
+                self._heuristic.evicted(content.number)
 
     def _number(self, content: Content) -> None:
         if len(self._numbers) >= self._compact_at:
@@ -413,10 +416,8 @@ class Keeper:
         call = content.call
         if call is not None:
             storages.grow(number, call.cost, {view.content.number for view in call.views})
-            if content.resident:
-                self._offer(content)
-            else:
-                self._heuristic.evicted(number)
+            self._heuristic.declared(number)
+            self._offer(content)
 
     def _living(self) -> list[Content]:
         return [content for reference in self._numbers if (content := reference()) is not None]

@@ -1,4 +1,8 @@
-"""What heuristics see of storages, in arrays, and what a heuristic is."""
+"""What heuristics see of storages, and what a heuristic is.
+
+Things happen to storages one at a time, and a choice looks at all that may be evicted at once. So what is read one by
+one is in lists, what a choice reads is in arrays, and size and cost, which hardly ever change, are in both.
+"""
 
 from __future__ import annotations
 
@@ -19,75 +23,60 @@ class Storages:
 
     def __init__(self) -> None:
         self.count = 0
-        self.size: Ints = np.zeros(64, dtype=np.int64)
-        self.cost: Floats = np.zeros(64)
+        self.size: list[int] = []
+        self.cost: list[float] = []
+        self.sizes: Floats = np.zeros(64)
+        self.costs: Floats = np.zeros(64)
         self.last_access: Floats = np.zeros(64)
-        self.resident = np.zeros(64, dtype=np.bool_)
-        self.stamp: Ints = np.zeros(64, dtype=np.int64)
+        self.resident: list[bool] = []
         self.dependencies: list[set[int]] = []
         self.dependents: list[set[int]] = []
-        self._pool: Ints = np.zeros(64, dtype=np.int64)
-        self._place: list[int] = []
-        self._in_pool = 0
-        self._stamps = 0
+        self.pool: dict[int, None] = {}
+        """The storages that may be evicted, in the order in which they joined."""
 
     def add(self, size: int) -> int:
         """A new storage, not there yet."""
         number = self.count
         self.count += 1
-        if self.count > len(self.size):
-            for name in ("size", "cost", "last_access", "resident", "stamp", "_pool"):
-                old = getattr(self, name)
-                setattr(self, name, np.concatenate([old, np.zeros_like(old)]))
-        self.size[number] = size
+        if self.count > len(self.sizes):
+            self.sizes, self.costs, self.last_access = map(doubled, (self.sizes, self.costs, self.last_access))
+        self.sizes[number] = size
+        self.size.append(size)
+        self.cost.append(0)
+        self.resident.append(False)
         self.dependencies.append(set())
         self.dependents.append(set())
-        self._place.append(-1)
         return number
 
     def grow(self, storage: int, cost: float, reads: set[int]) -> None:
         """The storage has one more view, made by an operator of this cost that reads these storages."""
-        self.cost[storage] += cost
+        if cost:
+            self.cost[storage] += cost
+            self.costs[storage] = self.cost[storage]
         self.dependencies[storage] |= reads
         for other in reads:
             self.dependents[other].add(storage)
 
-    @property
-    def pool(self) -> Ints:
-        """The storages that may be evicted, in no order; :attr:`stamp` says when each joined."""
-        return self._pool[: self._in_pool]
 
-    def join_pool(self, storage: int) -> None:
-        """Add to the pool, as its newest."""
-        if self._place[storage] < 0:
-            self._place[storage] = self._in_pool
-            self._pool[self._in_pool] = storage
-            self._in_pool += 1
-            self.stamp[storage] = self._stamps
-            self._stamps += 1
-
-    def leave_pool(self, storage: int) -> None:
-        """Take out of the pool, if it is in."""
-        place = self._place[storage]
-        if place >= 0:
-            self._in_pool -= 1
-            moved = int(self._pool[self._in_pool])
-            self._pool[place] = moved
-            self._place[moved] = place
-            self._place[storage] = -1
+def doubled(array: Floats) -> Floats:
+    """The array with as much room again."""
+    return np.concatenate([array, np.zeros_like(array)])
 
 
 class Heuristic(Protocol):
     """Chooses what to evict. It is told what comes and goes, and keeps what it needs to know."""
 
     accesses: int
-    """Storages looked at, as the paper's Figure 11 counts them."""
+    """Storages looked at: one for each that is scored and each that is visited to keep costs up to date (D.3)."""
 
     def watch(self, storages: Storages) -> None:
         """Begin a run over these storages."""
 
     def victim(self, clock: float) -> int | None:
         """The storage to evict now, or None if there is none."""
+
+    def declared(self, storage: int) -> None:
+        """The storage is new, or has a new view; it is not resident if that is yet to be made."""
 
     def evicted(self, storage: int) -> None:
         """The storage is gone."""

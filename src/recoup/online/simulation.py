@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from recoup.online import heuristics
 from recoup.online.logs import Instruction
+from recoup.online.plain import PlainRun
 from recoup.online.replay import replay
 from recoup.online.simulator import Deallocation, OutOfMemory, Simulator, Thrashing
 from recoup.units import Budget, resolve_budget
@@ -58,8 +59,8 @@ class Outcome:
 
 
 def baseline_peak(log: Sequence[Instruction]) -> int:
-    """The most bytes that the program itself holds: banishing, no budget, constants included."""
-    run = Simulator(None, heuristics.make("lru"), "banish")
+    """The most bytes that the program itself holds, constants included."""
+    run = PlainRun()
     replay(log, run)
     return run.peak
 
@@ -69,16 +70,18 @@ def simulate_log(
     budget: Budget = None,
     heuristic: str = "dtr",
     *,
+    without: Collection[str] = (),
     deallocation: Deallocation = "eager",
     limit: float | None = 2.0,
 ) -> Outcome:
     """Run a log under a budget: bytes, or a fraction of its :func:`baseline_peak`; None sets no limit.
 
-    ``limit`` ends a run whose total cost exceeds that multiple of the base cost (the paper's simulations used 3).
+    ``without`` names measures that the heuristic leaves out: cost, size or staleness. ``limit`` ends a run whose total
+    cost exceeds that multiple of the base cost (the paper's simulations used 3).
     """
     is_share = budget is not None and not isinstance(budget, int)
     room = resolve_budget(budget, baseline_peak(log) if is_share else 0)
-    run = Simulator(room, heuristics.make(heuristic), deallocation, limit)
+    run = Simulator(room, heuristics.make(heuristic, without), deallocation, limit)
     status: Status = "ok"
     message = ""
     start = time.perf_counter()
@@ -90,7 +93,7 @@ def simulate_log(
         status, message = "thrash", str(problem)
     return Outcome(
         status=status,
-        heuristic=heuristic,
+        heuristic=heuristic + (f" without {', '.join(without)}" if without else ""),
         total_cost=run.total_cost,
         base_cost=run.base_cost,
         rematerializations=run.rematerializations,

@@ -71,7 +71,8 @@ class Simulator:
         self.inputs: list[tuple[int, ...]] = []
         self.outputs: list[tuple[int, ...]] = []
         self.cost: list[float] = []
-        self.workspace: list[int] = []
+        self.needs: list[int] = []
+        """Bytes that must be free for an operator to run: its outputs, and its workspace."""
         self.ran: list[int] = []
         """Every run of an operator, in order: the schedule."""
         # storages, beside what heuristics see
@@ -140,7 +141,7 @@ class Simulator:
 
     def storage_size(self, tensor: int) -> int:
         """Bytes of the storage that the tensor looks at."""
-        return int(self.storages.size[self.storage_of[tensor]])
+        return self.storages.size[self.storage_of[tensor]]
 
     @property
     def total_cost(self) -> float:
@@ -157,37 +158,44 @@ class Simulator:
         cost: float,
         workspace: int = 0,
     ) -> list[int]:
-        op = len(self.cost)
+        op, needs = len(self.cost), workspace
+        storage_of = self.storage_of
+        reads = {storage_of[one] for one in inputs}
         tensors: list[int] = []
-        self.inputs.append(inputs)
-        self.cost.append(cost)
-        self.workspace.append(workspace)
+        made: list[int] = []
         for size, alias in zip(sizes, aliases, strict=True):
             tensor = len(self.refs)
             if alias is None:
-                storage = self.storages.add(size)
-                self.tensors.append([])
-                self.locks.append(0)
-                self.pinned.append(False)
-                self.uses.append(0)
-                self.banished.append(False)
+                storage = self._new_storage(size)
+                needs += size
             else:
-                storage = self.storage_of[alias]
+                storage = storage_of[alias]
             self.tensors[storage].append(tensor)
-            self.storage_of.append(storage)
+            storage_of.append(storage)
             self.op_of.append(op)
             self.defined.append(False)
             self.refs.append(1)
             self.uses[storage] += 1
-            again = any(self.storage_of[other] == storage for other in tensors)  # an operator counts once
+            self.storages.grow(storage, 0 if storage in made else cost, reads - {storage})  # an operator counts once
+            self.heuristic.declared(storage)
             tensors.append(tensor)
-            self.storages.grow(storage, 0 if again else cost, {self.storage_of[one] for one in inputs} - {storage})
+            made.append(storage)
+        self.inputs.append(inputs)
         self.outputs.append(tuple(tensors))
+        self.cost.append(cost)
+        self.needs.append(needs)
         return tensors
 
+    def _new_storage(self, size: int) -> int:
+        self.tensors.append([])
+        self.locks.append(0)
+        self.pinned.append(False)
+        self.uses.append(0)
+        self.banished.append(False)
+        return self.storages.add(size)
+
     def _evictable(self, storage: int) -> bool:
-        resident = bool(self.storages.resident[storage])
-        return resident and self.locks[storage] == 0 and not self.pinned[storage]
+        return self.storages.resident[storage] and self.locks[storage] == 0 and not self.pinned[storage]
 
     def _evict(self, storage: int) -> None:
         self.evictions += 1
@@ -197,13 +205,13 @@ class Simulator:
     def _disappear(self, storage: int) -> None:
         for tensor in self.tensors[storage]:
             self.defined[tensor] = False
-        self.storages.leave_pool(storage)
+        self.storages.pool.pop(storage, None)
         self.storages.resident[storage] = False
-        self.memory -= int(self.storages.size[storage])
+        self.memory -= self.storages.size[storage]
 
     def _appear(self, storage: int) -> None:
         self.storages.resident[storage] = True
-        self.memory += int(self.storages.size[storage])
+        self.memory += self.storages.size[storage]
         self.peak = max(self.peak, self.memory)
 
     def _make_room(self, size: int) -> None:
@@ -218,16 +226,16 @@ class Simulator:
 
     def _lock(self, storage: int) -> None:
         self.locks[storage] += 1
-        self.storages.leave_pool(storage)
+        self.storages.pool.pop(storage, None)
 
-    def _unlock(self, storage: int) -> None:
-        self.locks[storage] -= 1
+    def _join_pool(self, storage: int) -> None:
+        """Add to the pool, as its newest, what may be evicted and is not there yet."""
         if self._evictable(storage):
-            self.storages.join_pool(storage)
+            self.storages.pool[storage] = None
 
     def _pin(self, storage: int) -> None:
         self.pinned[storage] = True
-        self.storages.leave_pool(storage)
+        self.storages.pool.pop(storage, None)
 
     def _banish(self, storage: int) -> None:
         """Remove a storage for good, once none of its dependents is evicted; they cannot be made again after that."""
@@ -248,43 +256,38 @@ class Simulator:
 
     def _perform(self, op: int, asked: int | None) -> None:
         """Run an operator, for the first time or to bring ``asked`` back, with all that it needs. No recursion."""
-        stack = [_Frame(op, asked)]
-        self._begin(stack[0])
+        stack = [(op, asked, self._begin(op))]
         while stack:
-            frame = stack[-1]
-            if frame.missing:
-                tensor = frame.missing[-1]
-                if self.defined[tensor]:
-                    frame.missing.pop()
-                    self._lock(self.storage_of[tensor])
-                else:
-                    below = _Frame(self.op_of[tensor], tensor)
-                    self._begin(below)
-                    stack.append(below)
-                continue
-            self._run(frame)
-            stack.pop()
+            op, asked, missing = stack[-1]
+            if not missing:
+                self._run(op, asked)
+                stack.pop()
+            elif self.defined[missing[-1]]:
+                self._lock(self.storage_of[missing.pop()])
+            else:
+                tensor = missing[-1]
+                below = self.op_of[tensor]
+                stack.append((below, tensor, self._begin(below)))
 
-    def _begin(self, frame: _Frame) -> None:
-        inputs = self.inputs[frame.op]
-        for tensor in inputs:
-            self.storages.last_access[self.storage_of[tensor]] = self.clock
+    def _begin(self, op: int) -> list[int]:
+        """Touch what the operator reads and lock what is there; the rest is returned, what comes back first last."""
+        last_access, clock = self.storages.last_access, self.clock
         missing = []
-        for tensor in inputs:
+        for tensor in self.inputs[op]:
+            storage = self.storage_of[tensor]
+            last_access[storage] = clock
             if self.defined[tensor]:
-                self._lock(self.storage_of[tensor])
+                self._lock(storage)
             else:
                 missing.append(tensor)
-        frame.missing = missing[::-1]
+        missing.reverse()
+        return missing
 
-    def _run(self, frame: _Frame) -> None:
-        op, first = frame.op, frame.asked is None
-        outputs = self.outputs[op]
-        cost = self.cost[op]
-        fresh = [tensor for tensor in outputs if self.tensors[self.storage_of[tensor]][0] == tensor]
-        size = sum(int(self.storages.size[self.storage_of[tensor]]) for tensor in fresh) + self.workspace[op]
-        self._make_room(size)
-        self.peak = max(self.peak, self.memory + size)
+    def _run(self, op: int, asked: int | None) -> None:
+        """Run an operator whose inputs are there and locked."""
+        first, cost, needs = asked is None, self.cost[op], self.needs[op]
+        self._make_room(needs)
+        self.peak = max(self.peak, self.memory + needs)
         self.clock += cost
         self.ran.append(op)
         if not first:
@@ -292,44 +295,36 @@ class Simulator:
             self.remat_cost += cost
         if self.limit is not None and self.base_cost and self.clock - 1 > self.limit * self.base_cost:
             raise Thrashing(f"the operators took more than {self.limit:g} times what they take once")
-        joining = []
-        for tensor in outputs:
-            if self.defined[tensor]:
-                continue
-            storage = self.storage_of[tensor]
-            self.defined[tensor] = True
-            if not self.storages.resident[storage]:
-                self._appear(storage)
-                joining.append(storage)
-                if not first:
-                    self.heuristic.returned(storage)
-            if first:
-                self.storages.last_access[storage] = self.clock
-        if frame.asked is not None:
-            own = self.storage_of[frame.asked]
-            if own in joining:
-                joining.remove(own)
-                joining.append(own)
-        for storage in joining:
-            if self._evictable(storage):
-                self.storages.join_pool(storage)
+        for storage in self._define(self.outputs[op], asked):
+            self._join_pool(storage)
         for tensor in self.inputs[op]:
-            self._unlock(self.storage_of[tensor])
+            storage = self.storage_of[tensor]
+            self.locks[storage] -= 1
+            self._join_pool(storage)
         if self._to_banish and not first:
             for storage in sorted(self._to_banish):
                 self._banish(storage)
 
+    def _define(self, outputs: tuple[int, ...], asked: int | None) -> list[int]:
+        """What an operator made is there; the storages that were not there before, that of ``asked`` last."""
+        joining = []
+        for tensor in outputs:
+            storage = self.storage_of[tensor]
+            if self.defined[tensor] or self.banished[storage]:  # a double, freed at once
+                continue
+            self.defined[tensor] = True
+            if not self.storages.resident[storage]:
+                self._appear(storage)
+                joining.append(storage)
+                if asked is not None:
+                    self.heuristic.returned(storage)
+            if asked is None:
+                self.storages.last_access[storage] = self.clock
+        if asked is not None and self.storage_of[asked] in joining:
+            joining.remove(self.storage_of[asked])
+            joining.append(self.storage_of[asked])
+        return joining
+
     def _bring_back(self, tensor: int) -> None:
         if not self.defined[tensor]:
             self._perform(self.op_of[tensor], tensor)
-
-
-class _Frame:
-    """An operator that waits for its inputs."""
-
-    __slots__ = ("asked", "missing", "op")
-
-    def __init__(self, op: int, asked: int | None) -> None:
-        self.op = op
-        self.asked = asked
-        self.missing: list[int] = []

@@ -7,6 +7,8 @@ for are therefore worth a try, too.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from recoup.graph import Graph
 from recoup.judge import simulate
 from recoup.online import heuristics
@@ -17,6 +19,7 @@ from recoup.task import Finding, NotApplicableError, Task
 TRIED = ("dtr", "dtr-eq", "dtr-local", "e-star", "msps", "lru")
 ROOM = (1.0, 0.95, 1.05, 0.9, 1.1, 1.2, 0.8)  # of the budget: what the simulator is given
 LIMIT = 10.0  # times the base cost; worse schedules are of no use
+STARTS = ("msps", "e-star", "dtr")  # what search begins from: on the built-in networks these repair to the cheapest
 
 
 def plan(task: Task) -> Finding:
@@ -34,11 +37,25 @@ def plan(task: Task) -> Finding:
     return Finding()
 
 
-def trace(graph: Graph, budget: int, heuristic: str) -> Schedule | None:
-    """The ops that DTR runs within ``budget`` bytes, or None if it cannot."""
+def starts(graph: Graph, budget: int, limit: float = 2.0) -> Iterator[Schedule]:
+    """A few schedules for another planner to begin from, in the budget and within ``limit`` times the base cost.
+
+    They say what to keep from all that came before; what they run again needlessly is for that planner to find.
+    """
+    for name in STARTS:
+        try:
+            schedule = trace(graph, budget, name, limit)
+        except NotApplicableError:
+            return
+        if schedule is not None:
+            yield schedule
+
+
+def trace(graph: Graph, budget: int, heuristic: str, limit: float = LIMIT) -> Schedule | None:
+    """The ops that DTR runs within ``budget`` bytes, or None if it cannot within ``limit`` times the base cost."""
     if any(op.implementations[0].inplace for op in graph.ops):
         raise NotApplicableError("an op writes over its input, which DTR could not bring back")
-    run = Simulator(budget - graph.resident_bytes, heuristics.make(heuristic), "eager", LIMIT)
+    run = Simulator(budget - graph.resident_bytes, heuristics.make(heuristic), "eager", limit)
     sizes = {value.id: value.bytes for value in graph.values}
     order = [op for op in graph.ops if not op.optional]
     last = {value: op.id for op in order for value in op.inputs}

@@ -15,7 +15,7 @@ import numpy as np
 
 from recoup import solvers
 from recoup.judge import Simulation
-from recoup.planners import registry
+from recoup.planners import dtr, registry
 from recoup.planners.checkmate import below_floor, whole
 from recoup.planners.cuts import CutProgram
 from recoup.planners.extras import Runs
@@ -29,6 +29,7 @@ from recoup.task import Finding, Task
 FALLBACKS = ("linearized-sqrt", "ap-greedy", "linearized-greedy", "recompute-forward", "griewank")
 ALWAYS = 3  # solves that are worth it on small graphs even when the gap is small enough already
 SMALL = 500  # ops of a small graph
+ONLINE = 3000  # ops of the largest graph for which DTR is simulated: a second at most
 EXACT = 1e-6  # gap of the relaxation itself, unless the user wants none at all
 WATCHED = 10  # ops whose reruns are added to the program at a time
 EFFORT = 5_000_000  # steps judged by local search beside a solve: a second or two
@@ -96,7 +97,7 @@ class Search:
     # Upper bounds ------------------------------------------------------------------------------------------------
 
     def start(self, plain: Simulation) -> None:
-        """A first schedule: the plain one or the one given, repaired, or the cheapest baseline that fits."""
+        """A first schedule: the plain one or the one given, repaired, or the cheapest baseline that fits; or DTR's."""
         self.offer_repaired(Runs.of(plain.schedule))
         if len(self.graph.arrays.times) > int(self.graph.arrays.mandatory.sum()):
             self.choose_after()
@@ -107,6 +108,8 @@ class Search:
             registry.offer_candidates(self.task, *FALLBACKS)
             if self.task.best is not None:
                 self.offer_repaired(Runs.of(self.task.best.schedule))
+        if len(self.graph.ops) <= (SMALL if self.task.best is not None else ONLINE) and not self.done():
+            self.offer_online()
 
     def choose_after(self) -> None:
         """Plan with the first implementations, then choose: what choosing jointly is never worse than."""
@@ -117,6 +120,21 @@ class Search:
             schedule = Schedule.of(self.graph, first.best.schedule.steps())
             self.task.offer(schedule)
             self.task.offer(self.repairer.choose(Runs.of(schedule)).schedule())
+
+    def offer_online(self) -> None:
+        """What DTR would do, as it is and repaired: so much by work, not by the clock, so that it is repeatable.
+
+        Not on larger graphs that have a schedule: there the search ends with the first that is close enough, so that
+        a start which is just that would keep a better one from being found.
+        """
+        repairer = Repairer(self.graph, self.repairer.budget, self.task.seed, self.task.clock.stopped)
+        for schedule in dtr.starts(self.graph, self.repairer.budget):
+            self.task.offer(schedule)
+            fixed = repairer.repair(Runs.of(schedule))
+            if fixed is not None:
+                self.task.offer(repairer.prune(fixed).schedule())
+            if repairer.work > EFFORT // 5 or self.task.clock.stopped():
+                return
 
     def offer_repaired(self, runs: Runs) -> None:
         """Repair a schedule and offer it, then without what it does not need."""

@@ -1,0 +1,82 @@
+"""The relaxed evicted neighbourhood (Appendix C.2): evicted components, kept by union-find, whose cost is one number.
+
+A component knows its border, all that has ever been next to it: what may cost something else when the component does.
+"""
+
+from __future__ import annotations
+
+from recoup.online.around import Around
+from recoup.online.metadata import Storages
+
+
+class Classes(Around):
+    """With the evicted components it touches; what comes back leaves phantom connections behind."""
+
+    def watch(self, storages: Storages) -> None:
+        """Begin a run."""
+        super().watch(storages)
+        self._parent: dict[int, int] = {}
+        self._total: dict[int, float] = {}
+        self._border: dict[int, set[int]] = {}
+
+    def seen(self, changed: set[int]) -> set[int]:
+        """All that is next to their components."""
+        known = (storage for storage in changed if storage in self._parent)
+        return set().union(*(self._border[root] for root in {self._find(storage) for storage in known}))
+
+    def around(self, storage: int) -> float:
+        """The cost of the components next to it."""
+        return sum(map(self._total.__getitem__, self._touched(storage)))
+
+    def evicted(self, storage: int) -> None:
+        """It joins the components next to it."""
+        super().evicted(storage)
+        if storage not in self._parent:
+            self._parent[storage] = storage
+            self._total[storage] = 0
+            self._border[storage] = set()
+        root = self._find(storage)
+        self._total[root] += self.storages.cost[storage]
+        self._meet(root, storage)
+        for other in self._touched(storage):
+            root = self._union(root, self._find(other))
+
+    def returned(self, storage: int) -> None:
+        """Its component loses its cost, but keeps its connections."""
+        super().returned(storage)
+        if storage in self._parent:
+            root = self._find(storage)
+            self._total[root] -= self.storages.cost[storage]
+            self._meet(root, storage)
+
+    def _touched(self, storage: int) -> set[int]:
+        """The roots of the components next to a storage."""
+        resident, parent, find = self.storages.resident, self._parent, self._find
+        near = self.storages.dependencies[storage] | self.storages.dependents[storage]
+        return {find(other) for other in near if not resident[other] and other in parent}
+
+    def _find(self, storage: int) -> int:
+        parent = self._parent
+        root = storage
+        while parent[root] != root:
+            root = parent[root]
+            self.accesses += 1
+        while parent[storage] != root:
+            parent[storage], storage = root, parent[storage]
+        return root
+
+    def _meet(self, root: int, storage: int) -> None:
+        """The neighbours of a storage are on the border of its component."""
+        self._border[root] |= self.storages.dependencies[storage]
+        self._border[root] |= self.storages.dependents[storage]
+
+    def _union(self, a: int, b: int) -> int:
+        """One component of two, under the root of the one that has the longer border."""
+        if a == b:
+            return a
+        if len(self._border[a]) < len(self._border[b]):
+            a, b = b, a
+        self._parent[b] = a
+        self._total[a] += self._total.pop(b)
+        self._border[a] |= self._border.pop(b)
+        return a

@@ -36,8 +36,7 @@ class Storage:
         self.locks = 0
         self.references = 0
         self.tensors: list[Tensor] = []
-        self.parent: Storage | None = None  # in its evicted component, once it was evicted
-        self.total = 0.0  # cost of the component, if this is its root
+        self.component: Component | None = None  # since it was last evicted
 
     def dependencies(self) -> set[Storage]:
         """What its views' operators read."""
@@ -69,21 +68,28 @@ class Storage:
                     stack.append(other)
         return found
 
-    def root(self) -> Storage:
-        """Of its component."""
+    def components(self) -> set[Component]:
+        """The components next to it."""
+        near = self.dependencies() | self.dependents()
+        return {other.component.root() for other in near if not other.resident and other.component is not None}
+
+
+class Component:
+    """Evicted storages next to each other, as a tree of union-find."""
+
+    def __init__(self, total: float) -> None:
+        self.parent = self
+        self.total = total
+
+    def root(self) -> Component:
+        """The one that stands for all."""
         root = self
-        while root.parent is not None and root.parent is not root:
+        while root.parent is not root:
             root = root.parent
         node = self
         while node is not root:
-            assert node.parent is not None
             node.parent, node = root, node.parent
         return root
-
-    def components(self) -> set[Storage]:
-        """The roots of the components next to it."""
-        near = self.dependencies() | self.dependents()
-        return {other.root() for other in near if not other.resident and other.parent is not None}
 
 
 class Tensor:
@@ -235,8 +241,8 @@ class ObjectRun:
     def _bring(self, storage: Storage) -> None:
         storage.resident = True
         self._use(storage.size)
-        if storage.parent is not None:
-            storage.root().total -= storage.cost
+        if storage.component is not None:
+            storage.component.root().total -= storage.cost
 
     def _use(self, size: int) -> None:
         self.memory += size
@@ -302,11 +308,9 @@ class ObjectRun:
             self._join_components(storage)
 
     def _join_components(self, storage: Storage) -> None:
-        if storage.parent is None:
-            storage.parent = storage
-        storage.root().total += storage.cost
+        storage.component = Component(storage.cost)
         for other in storage.components():
-            a, b = storage.root(), other.root()
+            a, b = storage.component.root(), other.root()
             if a is not b:
                 b.parent = a
                 a.total += b.total

@@ -15,14 +15,16 @@ class Classes(Around):
     def watch(self, storages: Storages) -> None:
         """Begin a run."""
         super().watch(storages)
-        self._parent: dict[int, int] = {}
+        self._node: dict[int, int] = {}
+        """Of each storage that was ever evicted, the place in the forest that it got at the last time."""
+        self._parent: list[int] = []
         self._total: dict[int, float] = {}
         self._border: dict[int, set[int]] = {}
 
     def seen(self, changed: set[int]) -> set[int]:
         """All that is next to their components."""
-        known = (storage for storage in changed if storage in self._parent)
-        return set().union(*(self._border[root] for root in {self._find(storage) for storage in known}))
+        nodes = [self._node[storage] for storage in changed if storage in self._node]
+        return set().union(*(self._border[root] for root in set(map(self._find, nodes))))
 
     def around(self, storage: int) -> float:
         """The cost of the components next to it."""
@@ -31,12 +33,12 @@ class Classes(Around):
     def evicted(self, storage: int) -> None:
         """It joins the components next to it."""
         super().evicted(storage)
-        if storage not in self._parent:
-            self._parent[storage] = storage
-            self._total[storage] = 0
-            self._border[storage] = set()
-        root = self._find(storage)
-        self._total[root] += self.storages.cost[storage]
+        if storage in self._node:  # what saw it in its old place may see it no more
+            self._stale |= self._border[self._find(self._node[storage])]
+        root = self._node[storage] = len(self._parent)
+        self._parent.append(root)
+        self._total[root] = self.storages.cost[storage]
+        self._border[root] = set()
         self._meet(root, storage)
         for other in self._touched(storage):
             root = self._union(root, self._find(other))
@@ -44,25 +46,25 @@ class Classes(Around):
     def returned(self, storage: int) -> None:
         """Its component loses its cost, but keeps its connections."""
         super().returned(storage)
-        if storage in self._parent:
-            root = self._find(storage)
+        if storage in self._node:
+            root = self._find(self._node[storage])
             self._total[root] -= self.storages.cost[storage]
             self._meet(root, storage)
 
     def _touched(self, storage: int) -> set[int]:
         """The roots of the components next to a storage."""
-        resident, parent, find = self.storages.resident, self._parent, self._find
+        resident, nodes, find = self.storages.resident, self._node, self._find
         near = self.storages.dependencies[storage] | self.storages.dependents[storage]
-        return {find(other) for other in near if not resident[other] and other in parent}
+        return {find(nodes[other]) for other in near if not resident[other] and other in nodes}
 
-    def _find(self, storage: int) -> int:
+    def _find(self, node: int) -> int:
         parent = self._parent
-        root = storage
+        root = node
         while parent[root] != root:
             root = parent[root]
             self.accesses += 1
-        while parent[storage] != root:
-            parent[storage], storage = root, parent[storage]
+        while parent[node] != root:
+            parent[node], node = root, parent[node]
         return root
 
     def _meet(self, root: int, storage: int) -> None:

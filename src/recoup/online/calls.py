@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,8 @@ class Call:
     kwargs: dict[str, Any]
     views: list[View]
     state: RandomState | None
+    grad_mode: bool
+    """Whether gradients were enabled: some kernels keep more for a backward."""
     cost: float
     size: int
     """Bytes of all its new storages and of what it writes to."""
@@ -59,9 +62,7 @@ class Call:
         tensors = iter([fresh_view(source, view) for source, view in zip(sources, self.views, strict=True)])
         args = _filled(self.args, tensors)
         kwargs = dict(zip(self.kwargs, _filled(tuple(self.kwargs.values()), tensors), strict=True))
-        if self.state is None:
-            return self.func(*args, **kwargs)
-        with self.state:
+        with torch.set_grad_enabled(self.grad_mode), self.state or nullcontext():
             return self.func(*args, **kwargs)
 
 
@@ -113,6 +114,8 @@ def fresh_storages(
     known = {storage._cdata for storage in given}
     found: dict[int, torch.UntypedStorage] = {}
     for tensor in flat_tensors((result,), []):
+        if tensor.layout != torch.strided:
+            continue
         storage = storage_of(tensor)
         if tensor.device == device and storage._cdata not in known:
             found[storage._cdata] = storage

@@ -34,6 +34,7 @@ class Content:
     __slots__ = (
         "__weakref__",
         "call",
+        "exposed",
         "held",
         "keeps",
         "locks",
@@ -53,6 +54,8 @@ class Content:
         self.number = -1
         self.resident = True
         self.held = True
+        self.exposed = False
+        """Whether something outside PyTorch can write to it, so that nothing made from it can be made again."""
         self.locks = 0
         self.own: torch.UntypedStorage | None = None
         """Where the bytes are when no tensor of the program can reach them any more."""

@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.utils.dlpack
 
 EXPOSING = (
     "numpy", "tolist", "data_ptr", "untyped_storage", "storage", "_typed_storage", "__array__", "__dlpack__",
-    "share_memory_", "__reduce_ex__",
+    "share_memory_",
 )  # fmt: skip
 """Methods whose result reaches the bytes without an operator."""
 FLEETING = ("tolist",)  # the bytes are copied before the call returns
@@ -20,17 +21,19 @@ FLEETING = ("tolist",)  # the bytes are copied before the call returns
 @contextmanager
 def exposing_methods(touch: Callable[[torch.Tensor, bool], None]) -> Iterator[None]:
     """While this lasts, ``touch(tensor, lasting)`` is called before a tensor's bytes are given out of our hands."""
-    own = {name: torch.Tensor.__dict__.get(name) for name in EXPOSING}
-    for name in EXPOSING:
-        setattr(torch.Tensor, name, _touching(getattr(torch.Tensor, name), touch, name not in FLEETING))
+    places: list[tuple[Any, str]] = [(torch.Tensor, name) for name in EXPOSING]
+    places += [(module, "to_dlpack") for module in (torch, torch.utils.dlpack) if hasattr(module, "to_dlpack")]
+    own = [(owner, name, vars(owner).get(name)) for owner, name in places]
+    for owner, name in places:
+        setattr(owner, name, _touching(getattr(owner, name), touch, name not in FLEETING))
     try:
         yield
     finally:
-        for name, method in own.items():
+        for owner, name, method in own:
             if method is None:
-                delattr(torch.Tensor, name)
+                delattr(owner, name)
             else:
-                setattr(torch.Tensor, name, method)
+                setattr(owner, name, method)
 
 
 def _touching(method: Callable[..., Any], touch: Callable[[torch.Tensor, bool], None], lasting: bool) -> Any:

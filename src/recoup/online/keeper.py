@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import time
+import warnings
 import weakref
 from collections.abc import Iterable, Sequence
 
@@ -21,11 +22,15 @@ from recoup.online.heuristics import make
 from recoup.online.metadata import Storages
 from recoup.online.report import Report
 from recoup.torch.memory import allocated_size, live_tensors, resident_bytes
+from recoup.torch.session import RecoupWarning
 from recoup.units import format_bytes
 
 _HOLDER = "_recoup_holder"
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _COMPACT = 4096  # numbers given out beyond twice the living ones before they are given anew
+
+
+_Frame = tuple[Call, list[Content], list[Content], list[torch.UntypedStorage]]
 
 
 class Keeper:
@@ -48,7 +53,7 @@ class Keeper:
         """Count what is there; none of it will be evicted."""
         gc.collect()
         for tensor in live_tensors():
-            if self._is_managed(tensor) and self.is_new(tensor):
+            if self.is_new(tensor):
                 self._number(self.begin(storage_of(tensor), None))
         self.memory = sum(content.size for content in self._living())
         self.look()
@@ -62,6 +67,7 @@ class Keeper:
 
     def close(self) -> None:
         """Bring back what the program still holds, so that it can be read from now on without asking."""
+        budget, self._budget = self._budget, 2**62  # an empty storage would crash whoever reads it
         try:
             with below_autograd():
                 for content in self._living():
@@ -71,12 +77,19 @@ class Keeper:
         finally:
             self._open = False
             self._numbers = []
+        if self.memory > budget:
+            warnings.warn(
+                f"what the program holds at the end of the block takes {format_bytes(self.memory)}, more than the "
+                f"budget of {format_bytes(budget)}",
+                RecoupWarning,
+                stacklevel=3,
+            )
 
     # contents
 
     def content_of(self, tensor: torch.Tensor) -> Content | None:
         """What the tensor's storage holds; None for another device's, or what is no plain tensor."""
-        if type(tensor) not in _PLAIN:
+        if tensor.layout != torch.strided:
             return None
         holder: Holder | None = storage_of(tensor).__dict__.get(_HOLDER)
         if holder is not None and holder.owner is self:
@@ -92,8 +105,10 @@ class Keeper:
 
     def is_new(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor's storage is one to look after that nobody knows yet."""
+        if not self._is_managed(tensor):
+            return False
         holder: Holder | None = storage_of(tensor).__dict__.get(_HOLDER)
-        return (holder is None or holder.owner is not self) and self._is_managed(tensor)
+        return holder is None or holder.owner is not self
 
     def begin(self, storage: torch.UntypedStorage, call: Call | None) -> Content:
         """A new content in a storage, in place of the one that it had."""
@@ -118,13 +133,16 @@ class Keeper:
         """A storage was made larger or smaller."""
         self.memory += size - content.size
         self._wanted += size - content.size
+        self.report.peak_bytes = max(self.report.peak_bytes, self.memory)
         content.size = size
 
     def supersede(self, old: Content, new: Content) -> None:
         """Something was written over a content that can be made again."""
         old.held = False
         old.storage = None
+        size, new.size = new.size, old.size
         self._lose_bytes(old)
+        self.resized(new, size)
         self._number(new)
 
     def storage_died(self, content: Content) -> None:
@@ -149,7 +167,13 @@ class Keeper:
             self._storages.pool.pop(content.number, None)
 
     def _is_managed(self, tensor: torch.Tensor) -> bool:
-        return tensor.device == self.device and tensor.layout == torch.strided and type(tensor) in _PLAIN
+        return (
+            type(tensor) in _PLAIN
+            and tensor.device == self.device
+            and tensor.layout == torch.strided
+            and not tensor.is_quantized
+            and not tensor._is_zerotensor()  # it has no bytes
+        )
 
     def _lose_bytes(self, content: Content) -> None:
         self._storages.pool.pop(content.number, None)
@@ -180,17 +204,31 @@ class Keeper:
         while self.memory + size > self._budget:
             number = self._heuristic.victim(self.clock)
             victim = None if number is None else self._numbers[number]()
-            if victim is not None:
+            if victim is not None and victim.resident:
                 self._evict(victim)
             elif number is not None:
-                self._storages.pool.pop(number, None)  # its content is gone
+                self._storages.pool.pop(number, None)  # its content is gone, or died while it was chosen
             elif not collected:
                 gc.collect()  # tensors in cycles of Python objects are held by nobody
+                self._let_go()
                 self.look()
                 collected = True
             else:
                 raise BudgetError(self._out_of_memory(size, what))
         self.report.search_seconds += time.perf_counter() - start
+
+    def _let_go(self) -> None:
+        """What is away and will not be needed for anything that the program holds need not keep anything alive."""
+        needed: set[Content] = set()
+        stack = [content for content in self._living() if content.held and not content.resident]
+        while stack:
+            content = stack.pop()
+            if content not in needed and content.call is not None:
+                needed.add(content)
+                stack += [view.content for view in content.call.views if not view.content.resident]
+        for content in self._living():
+            if content.keeps and content not in needed:
+                content.keeps = []
 
     def look(self) -> None:
         """Take the allocator's own count, where there is one: it sees what passes no operator."""
@@ -253,13 +291,14 @@ class Keeper:
         frames = [self._frame(wanted)]
         try:
             while frames:
-                call, locked, missing = frames[-1]
+                call, locked, missing, storages = frames[-1]
                 if missing:
                     content = missing[-1]
                     if content.resident:
                         missing.pop()
                         self._lock(content)
                         locked.append(content)
+                        storages.append(content.memory())
                     else:
                         frames.append(self._frame(content))
                     continue
@@ -267,11 +306,12 @@ class Keeper:
                 for content in frames.pop()[1]:
                     self._unlock(content)
         finally:
-            for _, locked, _ in frames:
-                for content in locked:
+            for frame in frames:
+                for content in frame[1]:
                     self._unlock(content)
 
-    def _frame(self, content: Content) -> tuple[Call, list[Content], list[Content]]:
+    def _frame(self, content: Content) -> _Frame:
+        """What is needed to make a content, locked and missing; the storages cannot die meanwhile."""
         call = content.call
         assert call is not None, "what is away can be made again"
         parents = list(dict.fromkeys(view.content for view in call.views))
@@ -280,7 +320,8 @@ class Keeper:
         locked = [parent for parent in parents if parent.resident]
         for parent in locked:
             self._lock(parent)
-        return call, locked, [parent for parent in reversed(parents) if not parent.resident]
+        missing = [parent for parent in reversed(parents) if not parent.resident]
+        return call, locked, missing, [parent.memory() for parent in locked]
 
     def touch(self, content: Content) -> None:
         """It is being used now."""
@@ -293,7 +334,9 @@ class Keeper:
         self.report.peak_bytes = max(self.report.peak_bytes, self.memory + size)
         sources = [view.content.memory() for view in call.views]
         for index in call.writes:
-            sources[index] = self._private(call.views[index].content)
+            written = call.views[index].content
+            private = self._private(written)
+            sources = [private if view.content is written else sources[i] for i, view in enumerate(call.views)]
         result = call.again(sources)
         made = fresh_storages(result, sources, self.device) + [sources[index] for index in call.writes]
         for reference, storage in zip(call.outputs, made, strict=True):
@@ -379,12 +422,13 @@ class Keeper:
     def give_out(self, tensor: torch.Tensor, lasting: bool) -> None:
         """The program takes a tensor's bytes past the dispatcher; if for longer, they can never be evicted again."""
         content = self.content_of(tensor) if self._open else None
-        if content is not None:
-            if not content.resident:
-                with below_autograd():
-                    self._bring_back(content)
-            if lasting:
-                self.fix(content)
+        if content is None:
+            return
+        with below_autograd():
+            self._bring_back(content)
+            if lasting and not content.fixed:  # else it came from outside, and is as exposed as ever
+                content.exposed = True
+                self.before_loss(content)
 
     def _dependents(self, content: Content) -> list[Content]:
         numbers = self._storages.dependents[content.number]
@@ -407,6 +451,7 @@ class Keeper:
 
     def _number(self, content: Content) -> None:
         if len(self._numbers) >= self._compact_at:
+            self._let_go()
             self._renumber([other for other in self._living() if other is not content])
         storages = self._storages
         number = content.number = storages.add(content.size)

@@ -13,7 +13,7 @@ from recoup.online.adapter import below_autograd, storage_of
 from recoup.online.calls import flat_tensors, fresh_storages, replaced
 from recoup.torch.memory import allocated_size
 
-_VALUES = frozenset((int, float, bool, str, type(None), torch.dtype, torch.layout, torch.device, torch.memory_format))
+_VALUES = frozenset((int, str, type(None), torch.dtype, torch.layout, torch.device, torch.memory_format))
 SCALARS = 64  # bytes that an operator may take on CPU to wrap numbers as tensors
 TIMED_RUNS = 3  # the first of them warms up; the least of them counts
 
@@ -40,7 +40,7 @@ def read_arguments(values: Iterable[Any], tensors: list[torch.Tensor], key: list
         elif isinstance(value, list | tuple):
             key.append(len(value))
             read_arguments(value, tensors, key)
-        else:
+        else:  # the value of a float or a bool changes no size; a rate that decays is no new operator
             key.append(value if type(value) in _VALUES else type(value))
 
 

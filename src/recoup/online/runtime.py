@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from recoup.errors import BudgetError
+from recoup.errors import BudgetError, SettingError
 from recoup.online.adapter import OperatorMode, default_generator, describe, pick_device, storage_of
 from recoup.online.calls import Call, RandomState, Scratch, View, flat_tensors, replaced
 from recoup.online.contents import Content
@@ -28,6 +28,7 @@ from recoup.torch.memory import allocated_size, automatic_budget
 from recoup.units import Budget, resolve_budget
 
 _SMALL = 16  # elements: arguments of another device up to this size are copied into the call
+_open: set[torch.device] = set()
 _LOOK_EVERY = 64  # operators between two looks at the allocator's own count
 
 
@@ -67,7 +68,10 @@ class Runtime(OperatorMode):
         self._around = ExitStack()
 
     def __enter__(self) -> Runtime:
+        if self._device in _open:
+            raise SettingError(f"there is a block with a budget for {self._device} around this one already")
         self._keeper.open()
+        _open.add(self._device)
         self._around.enter_context(exposing_methods(self._keeper.give_out))
         # a compiled graph would read a tensor's bytes without asking
         self._around.enter_context(torch.compiler.set_stance("force_eager"))
@@ -76,6 +80,7 @@ class Runtime(OperatorMode):
 
     def __exit__(self, *problem: Any) -> None:
         super().__exit__(*problem)
+        _open.discard(self._device)
         self._around.close()
         self._keeper.close()
         self.report.close()
@@ -86,6 +91,7 @@ class Runtime(OperatorMode):
         """One operator of the program."""
         begin = time.perf_counter()
         keeper, report = self._keeper, self.report
+        lasting = False
         traits = self._traits.get(func)
         if traits is None:
             traits = self._traits[func] = read_traits(func, self._device)
@@ -104,7 +110,10 @@ class Runtime(OperatorMode):
         known = self._lessons.find(tuple(key), func, args, kwargs, tensors)
         need = known.size + known.workspace
         while True:
-            written = self._before_writing(traits, args, kwargs) if traits.writes else {}
+            if traits.writes:
+                written, lasting = self._before_writing(traits, args, kwargs)
+            else:
+                written = {}
             away = False
             for content in contents:
                 if content is not None:
@@ -126,6 +135,8 @@ class Runtime(OperatorMode):
         try:
             result = self._lessons.run(known, func, args, kwargs)
         except torch.OutOfMemoryError:  # the allocator's memory is in pieces, or a workspace is larger than ever before
+            if traits.writes or traits.random:
+                raise
             keeper.make_room_beside(contents, 2 * need, describe(func))
             torch.cuda.empty_cache()
             result = func(*args, **kwargs)
@@ -134,13 +145,16 @@ class Runtime(OperatorMode):
         fresh = {storage_of(tensor)._cdata: tensor for tensor in made if keeper.is_new(tensor)}
         if fresh or written:
             call = None
-            if traits.repeatable:
+            if traits.repeatable and not lasting:
                 call = self._remember(func, args, kwargs, tensors, contents, statistics, state, known)
-            else:
+            if call is None and fresh:
                 report.keep(describe(func))
             self._note(call, list(fresh.values()), written)
+            known.size = max(known.size, sum(storage_of(tensor).nbytes() for tensor in fresh.values()))
             if known.workspace:
                 report.peak_bytes = max(report.peak_bytes, keeper.memory + known.workspace)
+        if lasting:
+            self._note_sizes(traits, args, kwargs)
         keeper.clock += known.seconds
         report.base_seconds += known.seconds
         report.bookkeeping_seconds += (start - begin) + (time.perf_counter() - end)
@@ -158,25 +172,37 @@ class Runtime(OperatorMode):
                 call.size += old.size
         for content in begun:
             keeper.count(content)
+        if keeper.memory > self.report.budget_bytes:
+            keeper.make_room_beside(begun, 0, "what an operator returned")
         for old, new in over:
             keeper.supersede(old, new)
 
     def _before_writing(
         self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> dict[Content, torch.Tensor]:
-        """The contents that will be written over and can be made again; the others are given up as they are."""
+    ) -> tuple[dict[Content, torch.Tensor], bool]:
+        """The contents that will be written over and can be made again; else they are given up, and the call cannot be
+        repeated, because it would write again. Running statistics of a batch norm are no reason."""
         over: dict[Content, torch.Tensor] = {}
         lasting = not traits.repeatable
+        if traits.training_flag:
+            return over, lasting
         for tensor in written_tensors(traits, args, kwargs):
             content = self._keeper.content_of(tensor)
             if content is not None:
                 lasting = lasting or content.fixed or (tensor.is_leaf and tensor.requires_grad)
                 over[content] = tensor
         if not lasting:
-            return over
+            return over, False
         for tensor in over.values():
             self._give_up(tensor)
-        return {}
+        return {}, True
+
+    def _note_sizes(self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An ``out=`` that was too small is larger now."""
+        for tensor in written_tensors(traits, args, kwargs):
+            content = self._keeper.content_of(tensor)
+            if content is not None:
+                self._keeper.resized(content, allocated_size(storage_of(tensor).nbytes(), self._device))
 
     def _give_up(self, tensor: torch.Tensor) -> None:
         """The tensor's content changes for good: a parameter, a buffer."""
@@ -201,7 +227,7 @@ class Runtime(OperatorMode):
         for tensor, content in zip(tensors, contents, strict=True):
             if statistics and any(tensor is one for one in statistics):
                 others.append(Scratch(tensor))
-            elif content is None or tensor.is_conj() or tensor.is_neg():
+            elif content is None or content.exposed or tensor.is_conj() or tensor.is_neg():
                 if tensor.numel() > _SMALL or content is not None:
                     return None
                 others.append(tensor.detach().clone())
@@ -212,7 +238,8 @@ class Runtime(OperatorMode):
         each = iter(others)
         again = replaced(args, each)
         names = dict(zip(kwargs, replaced(tuple(kwargs.values()), each), strict=True)) if kwargs else kwargs
-        return Call(func, again, names, views, state, known.seconds, known.size, known.workspace, [], [])
+        grad_mode = torch.is_grad_enabled()
+        return Call(func, again, names, views, state, grad_mode, known.seconds, known.size, known.workspace, [], [])
 
     def _run_moving(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], contents: Sequence[Content | None]

@@ -1,0 +1,213 @@
+"""Programs that are hard on an evicting runtime. Evictions happen here at the worst moment, which is always allowed."""
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+import recoup
+from recoup.torch.memory import resident_bytes
+from recoup.torch.session import RecoupWarning
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def x():
+    return (torch.arange(1024.0) - 300) / 100
+
+
+def dtr(budget="1GiB", **options):
+    return recoup.dtr(budget, device="cpu", **options)
+
+
+def evict(run, tensor):
+    """Now, if it may be."""
+    content = run._keeper.content_of(tensor)
+    if not content.fixed:
+        run._keeper._evict(content)
+
+
+def test_kernels_that_keep_more_when_gradients_are_on():
+    torch.manual_seed(0)
+    model, x = nn.LSTM(16, 8), torch.randn(8, 16)
+    with torch.no_grad():
+        inferred = model(x)[0]
+    trained = model(x)[0].detach()
+    with dtr() as run:
+        with torch.no_grad():
+            ours = model(x)[0]
+        evict(run, ours)
+        assert torch.equal(ours.clone(), inferred)
+        ours = model(x)[0]
+        evict(run, ours)
+        with torch.no_grad():
+            assert torch.equal(ours.clone(), trained)
+
+
+def test_what_the_program_dropped_is_let_go_of():
+    """A running average of results, while the parameters that they were made from change."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(32, 32), torch.randn(256, 32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    average = torch.zeros(256, 32)
+    with dtr() as run:
+        for _ in range(30):
+            y = model(x)
+            y.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            average = average * 0.9 + 0.1 * y.detach()
+            del y
+        run._keeper._let_go()
+        assert run._keeper.memory == resident_bytes(CPU)
+        assert run._keeper.memory < 4 * x.nbytes
+
+
+@torch.library.custom_op("recoup_tests::push", mutates_args=("buffer",))
+def push(buffer: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    buffer.add_(x)
+    return buffer * 2
+
+
+def test_an_operator_that_writes_to_a_buffer_runs_once(x):
+    buffer = torch.zeros(1024)
+
+    def program():
+        with dtr() as run:
+            y = push(buffer, x + 1)
+            evict(run, y)
+            return y.clone()
+
+    with pytest.warns(RecoupWarning, match="push were kept"):
+        y = program()
+    assert torch.equal(buffer, x + 1)
+    assert torch.equal(y, 2 * (x + 1))
+
+
+def test_a_block_in_a_block_is_refused(x):
+    with dtr() as run:
+        y = x * 2
+        evict(run, y)
+        with pytest.raises(recoup.SettingError, match="around this one"):
+            dtr().__enter__()
+        assert torch.equal(y + 0, x * 2)
+
+
+def test_what_is_held_at_the_end_is_there_even_over_the_budget(x):
+    with pytest.warns(RecoupWarning, match="at the end of the block"), dtr(resident_bytes(CPU) + 3 * 4096 + 600):
+        kept = [x * number for number in range(6)]
+    assert [float(one[0]) for one in kept] == [float(x[0] * number) for number in range(6)]
+
+
+def test_the_programs_own_exception_comes_through(x):
+    kept = []
+
+    def fails():
+        with dtr(resident_bytes(CPU) + 3 * 4096 + 600):
+            kept.extend(x * number for number in range(6))
+            raise KeyError("mine")
+
+    with pytest.warns(RecoupWarning), pytest.raises(KeyError, match="mine"):
+        fails()
+    assert all(one.untyped_storage().nbytes() == 4096 for one in kept)
+
+
+class Mine(torch.Tensor):
+    """Someone's subclass."""
+
+
+def test_a_subclass_over_an_evicted_storage(x):
+    with dtr() as run:
+        y = x * 2
+        z = y.as_subclass(Mine)
+        evict(run, y)
+        assert torch.equal((z + 1).as_subclass(torch.Tensor), x * 2 + 1)
+
+
+def test_sparse_gradients():
+    embedding = nn.Embedding(10, 4, sparse=True)
+    with dtr():
+        embedding(torch.tensor([1, 2, 1])).sum().backward()
+    assert embedding.weight.grad.to_dense()[1].tolist() == [2.0] * 4
+
+
+def test_gradients_of_gradients_with_zeros_that_have_no_bytes():
+    torch.manual_seed(0)
+    w, at = torch.randn(8, 8), torch.randn(8)
+
+    def f(x):
+        return (torch.tanh(x @ w) ** 2).sum()
+
+    theirs = torch.func.hessian(f)(at)
+    with dtr():
+        ours = torch.func.hessian(f)(at)
+    assert torch.equal(ours, theirs)
+
+
+def test_bytes_changed_from_outside(x):
+    def program():
+        with dtr() as run:
+            a = x * 2
+            before = a + 1
+            array = a.numpy()
+            after = a + 2
+            for tensor in (before, after):
+                evict(run, tensor)
+            array[:] = 0
+            return before + 0, after + 0
+
+    with pytest.warns(RecoupWarning, match="were kept"):
+        before, after = program()
+    assert torch.equal(before, x * 2 + 1)
+    assert torch.equal(after, x * 2 + 2)
+
+
+def test_to_dlpack(x):
+    with dtr() as run:
+        y = x * 2
+        evict(run, y)
+        other = torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(y))
+        assert torch.equal(other, x * 2)
+
+
+def test_two_views_of_one_storage_written_at_once():
+    p = torch.ones(1024)
+    with dtr() as run:
+        f = p * 1
+        c = f + 0
+        torch._foreach_add_([f[:512], f[512:]], 1.0)
+        evict(run, c)
+        c.sum().item()
+        p.add_(5)
+        evict(run, f)
+        assert f.tolist() == [2.0] * 1024
+        evict(run, c)
+        assert c.tolist() == [1.0] * 1024
+
+
+def test_sizes_that_grow_are_counted(x):
+    before = resident_bytes(CPU)
+    with dtr() as run:
+        out = torch.empty(0)
+        torch.mul(x, 2, out=out)
+        assert run._keeper.memory == before + 4096
+        del out
+        assert run._keeper.memory == before
+        found = torch.ones(1000, dtype=torch.bool).nonzero()
+        assert run._keeper.memory == before + 8000
+        del found
+        small = (x.to(torch.int8) * 2, x.to(torch.int8) * 2.0)
+        assert run._keeper.memory == before + 1024 + 4096
+        del small
+    gc.collect()
+
+
+def test_a_rate_that_changes_is_no_new_operator(x):
+    with dtr() as run:
+        for step in range(50):
+            x * (0.5 / (step + 1))
+    assert len(run._lessons._known) == 1

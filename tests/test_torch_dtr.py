@@ -181,7 +181,7 @@ def run_program(steps, x):
         elif kind == "transpose":
             values.append(a.t())
         elif kind == "add_" and a.shape == b.shape:
-            a.add_(b, alpha=0.5)
+            a.add_(b.clone(), alpha=0.5)
         elif kind == "copy_" and a.shape == b.shape:
             a.copy_(b.clone())
         elif kind == "dropout":
@@ -218,10 +218,12 @@ def test_any_program_of_views_and_writes(steps, share):
         while True:
             torch.manual_seed(2)
             try:
-                with dtr(budget) as run:
-                    ours = run_program(steps, x)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error", RecoupWarning)  # what is held at the end must fit, too
+                    with dtr(budget, limit=None) as run:
+                        ours = run_program(steps, x)
                 break
-            except recoup.BudgetError:
+            except (recoup.BudgetError, RecoupWarning):
                 budget += 2048
         assert [value.tolist() for value in ours] == theirs
         assert torch.get_rng_state().tolist() == end
@@ -240,7 +242,7 @@ def test_the_peak_is_what_the_allocator_counts():
     model.zero_grad()
     gc.collect()
     before = resident_bytes(CPU)
-    budget = before + int(0.5 * plain)
+    budget = before + int(0.75 * plain)
     with dtr(budget) as run:
         measured = before + max(allocation_curve(step))
     assert run.report.evictions > 0
@@ -443,7 +445,7 @@ def test_every_heuristic_gives_the_same_bits(heuristic):
     x = torch.randn(128, 32)
     plain = copy.deepcopy(model)
     plain(x).sum().backward()
-    with dtr(resident_bytes(CPU) + 6 * 16384, heuristic=heuristic) as run:
+    with dtr(resident_bytes(CPU) + 7 * 16384, heuristic=heuristic) as run:
         model(x).sum().backward()
     assert run.report.evictions > 0
     for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):

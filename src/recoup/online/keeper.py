@@ -67,13 +67,14 @@ class Keeper:
 
     def close(self) -> None:
         """Bring back what the program still holds, so that it can be read from now on without asking."""
-        budget, self._budget = self._budget, 2**62  # an empty storage would crash whoever reads it
+        budget = self._budget
         try:
             with below_autograd():
-                for content in self._living():
-                    if content.held:
-                        self._bring_back(content)
-                        self.fix(content)
+                try:
+                    self._bring_back_held()
+                except BudgetError:
+                    self._budget = 2**62  # an empty storage would crash whoever reads it
+                    self._bring_back_held()
         finally:
             self._open = False
             self._numbers = []
@@ -84,6 +85,12 @@ class Keeper:
                 RecoupWarning,
                 stacklevel=3,
             )
+
+    def _bring_back_held(self) -> None:
+        for content in self._living():
+            if content.held:
+                self._bring_back(content)
+                self.fix(content)
 
     # contents
 

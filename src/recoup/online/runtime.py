@@ -172,10 +172,10 @@ class Runtime(OperatorMode):
                 call.size += old.size
         for content in begun:
             keeper.count(content)
-        if keeper.memory > self.report.budget_bytes:
-            keeper.make_room_beside(begun, 0, "what an operator returned")
         for old, new in over:
             keeper.supersede(old, new)
+        if keeper.memory > self.report.budget_bytes:
+            keeper.make_room_beside([*begun, *(new for _, new in over)], 0, "what an operator returned")
 
     def _before_writing(
         self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -23,6 +23,16 @@ The storage's Python object lives as long as the storage itself, so what is put 
 """
 
 
+def key_of(storage: torch.UntypedStorage) -> int:
+    """The same for two Python objects exactly if they are one storage."""
+    return int(storage._cdata)
+
+
+def has_no_bytes(tensor: torch.Tensor) -> bool:
+    """Whether autograd made it for a gradient that is zero, without memory."""
+    return tensor._is_zerotensor()
+
+
 class OperatorMode(TorchDispatchMode):
     """Sees every operator below autograd, in the backward's threads too. Dynamo is told to stay away once, in
     :meth:`recoup.online.runtime.Runtime.__enter__`, not by a wrapper around every call."""

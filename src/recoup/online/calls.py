@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from recoup.online.adapter import array_of, fresh_view, storage_of
+from recoup.online.adapter import array_of, fresh_view, key_of, storage_of
 
 if TYPE_CHECKING:
     import weakref
@@ -111,14 +111,14 @@ def fresh_storages(
     result: Any, given: Sequence[torch.UntypedStorage], device: torch.device
 ) -> list[torch.UntypedStorage]:
     """The storages in a result that were not given, each once, in order of appearance."""
-    known = {storage._cdata for storage in given}
+    known = {key_of(storage) for storage in given}
     found: dict[int, torch.UntypedStorage] = {}
     for tensor in flat_tensors((result,), []):
         if tensor.layout != torch.strided:
             continue
         storage = storage_of(tensor)
-        if tensor.device == device and storage._cdata not in known:
-            found[storage._cdata] = storage
+        if tensor.device == device and key_of(storage) not in known:
+            found[key_of(storage)] = storage
     return list(found.values())
 
 

@@ -35,7 +35,6 @@ class Content:
         "__weakref__",
         "call",
         "exposed",
-        "held",
         "keeps",
         "locks",
         "number",
@@ -49,11 +48,11 @@ class Content:
     def __init__(self, size: int, storage: torch.UntypedStorage, call: Call | None, owner: Owner) -> None:
         self.size = size
         self.storage: weakref.ref[torch.UntypedStorage] | None = weakref.ref(storage)
+        """Where the program reaches it; None once it cannot."""
         self.call = call
         self.owner = owner
         self.number = -1
         self.resident = True
-        self.held = True
         self.exposed = False
         """Whether something outside PyTorch can write to it, so that nothing made from it can be made again."""
         self.locks = 0
@@ -65,6 +64,11 @@ class Content:
     def __del__(self) -> None:
         if self.own is not None:
             self.owner.content_died(self)
+
+    @property
+    def held(self) -> bool:
+        """Whether the program can reach it."""
+        return self.storage is not None
 
     @property
     def fixed(self) -> bool:

@@ -9,17 +9,15 @@ from __future__ import annotations
 import gc
 import time
 import warnings
-import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 
 from recoup.errors import BudgetError
-from recoup.online.adapter import CAN_EXCHANGE, below_autograd, exchange, storage_of
+from recoup.online.adapter import CAN_EXCHANGE, below_autograd, exchange, has_no_bytes, storage_of
 from recoup.online.calls import Call, fresh_storages
 from recoup.online.contents import Content, Holder
-from recoup.online.heuristics import make
-from recoup.online.metadata import Storages
+from recoup.online.pool import Pool
 from recoup.online.report import Report
 from recoup.torch.memory import allocated_size, live_tensors, resident_bytes
 from recoup.torch.session import RecoupWarning
@@ -27,9 +25,6 @@ from recoup.units import format_bytes
 
 _HOLDER = "_recoup_holder"
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
-_COMPACT = 4096  # numbers given out beyond twice the living ones before they are given anew
-
-
 _Frame = tuple[Call, list[Content], list[Content], list[torch.UntypedStorage]]
 
 
@@ -44,20 +39,19 @@ class Keeper:
         self._limit = limit
         self._budget = report.budget_bytes
         self._wanted = 0  # what the program would hold if nothing were evicted
-        self._name = heuristic
+        self._pool = Pool(heuristic)
         self._open = False
-        self._numbers: list[weakref.ref[Content]] = []
-        self._renumber([])
 
     def open(self) -> None:
         """Count what is there; none of it will be evicted."""
         gc.collect()
         for tensor in live_tensors():
             if self.is_new(tensor):
-                self._number(self.begin(storage_of(tensor), None))
-        self.memory = sum(content.size for content in self._living())
+                self._add(self.begin(storage_of(tensor), None))
+        self.memory = sum(content.size for content in self._pool.living())
         self.look()
-        self._wanted = self.report.peak_bytes = self.report.wanted_bytes = self.memory
+        self._wanted = self.memory
+        self.report.reached(self.memory, self._wanted)
         if self.memory > self._budget:
             raise BudgetError(
                 f"{format_bytes(self.memory)} are allocated already, more than the budget of "
@@ -77,7 +71,6 @@ class Keeper:
                     self._bring_back_held()
         finally:
             self._open = False
-            self._numbers = []
         if self.memory > budget:
             warnings.warn(
                 f"what the program holds at the end of the block takes {format_bytes(self.memory)}, more than the "
@@ -87,7 +80,7 @@ class Keeper:
             )
 
     def _bring_back_held(self) -> None:
-        for content in self._living():
+        for content in self._pool.living():
             if content.held:
                 self._bring_back(content)
                 self.fix(content)
@@ -98,8 +91,8 @@ class Keeper:
         """What the tensor's storage holds; None for another device's, or what is no plain tensor."""
         if tensor.layout != torch.strided:
             return None
-        holder: Holder | None = storage_of(tensor).__dict__.get(_HOLDER)
-        if holder is not None and holder.owner is self:
+        holder = self._holder(storage_of(tensor))
+        if holder is not None:
             return holder.content
         if not self._is_managed(tensor):
             return None
@@ -112,57 +105,60 @@ class Keeper:
 
     def is_new(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor's storage is one to look after that nobody knows yet."""
-        if not self._is_managed(tensor):
-            return False
-        holder: Holder | None = storage_of(tensor).__dict__.get(_HOLDER)
-        return holder is None or holder.owner is not self
+        return self._is_managed(tensor) and self._holder(storage_of(tensor)) is None
 
     def begin(self, storage: torch.UntypedStorage, call: Call | None) -> Content:
         """A new content in a storage, in place of the one that it had."""
         content = Content(allocated_size(storage.nbytes(), self.device), storage, call, self)
-        holder: Holder | None = storage.__dict__.get(_HOLDER)
-        if holder is not None and holder.owner is self:
-            holder.content = content
-        else:
+        holder = self._holder(storage)
+        if holder is None:
             storage.__dict__[_HOLDER] = Holder(content, self)
+        else:
+            holder.content = content
         return content
+
+    def _add(self, content: Content) -> None:
+        if self._pool.full:
+            self._let_go()
+        self._pool.add(content, self.clock)
+
+    def _holder(self, storage: torch.UntypedStorage) -> Holder | None:
+        """Ours: an earlier block may have left one behind."""
+        holder: Holder | None = storage.__dict__.get(_HOLDER)
+        return holder if holder is not None and holder.owner is self else None
 
     def count(self, content: Content) -> None:
         """A content in a new storage: it takes memory, and may be evicted if its call can be repeated."""
         self.memory += content.size
         self._wanted += content.size
-        report = self.report
-        report.wanted_bytes = max(report.wanted_bytes, self._wanted)
-        report.peak_bytes = max(report.peak_bytes, self.memory)
-        self._number(content)
+        self.report.reached(self.memory, self._wanted)
+        self._add(content)
 
     def resized(self, content: Content, size: int) -> None:
         """A storage was made larger or smaller."""
         self.memory += size - content.size
         self._wanted += size - content.size
-        self.report.peak_bytes = max(self.report.peak_bytes, self.memory)
+        self.report.reached(self.memory, self._wanted)
         content.size = size
 
     def supersede(self, old: Content, new: Content) -> None:
         """Something was written over a content that can be made again."""
-        old.held = False
         old.storage = None
         size, new.size = new.size, old.size
         self._lose_bytes(old)
         self.resized(new, size)
-        self._number(new)
+        self._add(new)
 
     def storage_died(self, content: Content) -> None:
         """The program let go of a storage: its bytes are free."""
         if not self._open:
             return
-        content.held = False
         content.storage = None
         self._wanted -= content.size
         if content.resident:
             self.memory -= content.size
-            self._storages.pool.pop(content.number, None)
-            if self._storages.dependents[content.number]:
+            self._pool.withdraw(content)
+            if self._pool.has_dependents(content):
                 self._lose_bytes(content)
                 if content.call is None:
                     self.forsake(content)
@@ -171,7 +167,7 @@ class Keeper:
         """Nothing will ever need a content that was brought back for others: its bytes are free."""
         if self._open and content.resident:
             self.memory -= content.size
-            self._storages.pool.pop(content.number, None)
+            self._pool.withdraw(content)
 
     def _is_managed(self, tensor: torch.Tensor) -> bool:
         return (
@@ -179,14 +175,12 @@ class Keeper:
             and tensor.device == self.device
             and tensor.layout == torch.strided
             and not tensor.is_quantized
-            and not tensor._is_zerotensor()  # it has no bytes
+            and not has_no_bytes(tensor)
         )
 
     def _lose_bytes(self, content: Content) -> None:
-        self._storages.pool.pop(content.number, None)
-        self._storages.resident[content.number] = False
         content.leave()
-        self._heuristic.evicted(content.number)
+        self._pool.gone(content)
 
     # eviction
 
@@ -209,12 +203,9 @@ class Keeper:
         start = time.perf_counter()
         collected = False
         while self.memory + size > self._budget:
-            number = self._heuristic.victim(self.clock)
-            victim = None if number is None else self._numbers[number]()
-            if victim is not None and victim.resident:
+            victim = self._pool.victim(self.clock)
+            if victim is not None:
                 self._evict(victim)
-            elif number is not None:
-                self._storages.pool.pop(number, None)  # its content is gone, or died while it was chosen
             elif not collected:
                 gc.collect()  # tensors in cycles of Python objects are held by nobody
                 self._let_go()
@@ -227,13 +218,13 @@ class Keeper:
     def _let_go(self) -> None:
         """What is away and will not be needed for anything that the program holds need not keep anything alive."""
         needed: set[Content] = set()
-        stack = [content for content in self._living() if content.held and not content.resident]
+        stack = [content for content in self._pool.living() if content.held and not content.resident]
         while stack:
             content = stack.pop()
             if content not in needed and content.call is not None:
                 needed.add(content)
                 stack += [view.content for view in content.call.views if not view.content.resident]
-        for content in self._living():
+        for content in self._pool.living():
             if content.keeps and content not in needed:
                 content.keeps = []
 
@@ -250,7 +241,7 @@ class Keeper:
         self.report.evictions += 1
 
     def _out_of_memory(self, size: int, what: str) -> str:
-        living = [content for content in self._living() if content.resident]
+        living = [content for content in self._pool.living() if content.resident]
         fixed = sum(content.size for content in living if content.fixed)
         locked = sum(content.size for content in living if content.locks and not content.fixed)
         return (
@@ -262,16 +253,11 @@ class Keeper:
 
     def _lock(self, content: Content) -> None:
         content.locks += 1
-        self._storages.pool.pop(content.number, None)
+        self._pool.withdraw(content)
 
     def _unlock(self, content: Content) -> None:
         content.locks -= 1
-        self._offer(content)
-
-    def _offer(self, content: Content) -> None:
-        """Into the pool, if it may be evicted."""
-        if content.call is not None and content.resident and content.locks == 0 and content.size:
-            self._storages.pool.setdefault(content.number)
+        self._pool.offer(content)
 
     # rematerialisation
 
@@ -332,13 +318,13 @@ class Keeper:
 
     def touch(self, content: Content) -> None:
         """It is being used now."""
-        self._storages.last_access[content.number] = self.clock
+        self._pool.touch(content, self.clock)
 
     def _repeat(self, call: Call) -> None:
         """Run a call again; what it makes and is away comes back, the rest is dropped."""
         size = call.size * (1 if CAN_EXCHANGE else 2) + call.workspace
         self.make_room(size, f"repeating {call.func}")
-        self.report.peak_bytes = max(self.report.peak_bytes, self.memory + size)
+        self.report.reached(self.memory + size)
         sources = [view.content.memory() for view in call.views]
         for index in call.writes:
             written = call.views[index].content
@@ -373,9 +359,7 @@ class Keeper:
             exchange(target, storage)
         content.come_back()
         self.memory += content.size
-        self._storages.resident[content.number] = True
-        self._heuristic.returned(content.number)
-        self._offer(content)
+        self._pool.back(content)
 
     # what can never be made again
 
@@ -385,13 +369,13 @@ class Keeper:
         if content.call is not None:
             self._bring_back(content)
             self.fix(content)
-        if not self._storages.dependents[content.number]:
+        if not self._pool.has_dependents(content):
             return
         seen: set[int] = set()
         stack = [content]
         away: list[Content] = []
         while stack:
-            for dependent in self._dependents(stack.pop()):
+            for dependent in self._pool.dependents(stack.pop()):
                 if dependent.resident:
                     self.fix(dependent)  # so that it does not go while others come back
                 elif dependent.number not in seen:
@@ -409,20 +393,20 @@ class Keeper:
         stack = [content]
         while stack:
             lost = stack.pop()
-            for dependent in self._dependents(lost):
+            for dependent in self._pool.dependents(lost):
                 if dependent.call is not None:
                     self.fix(dependent)
                     if not dependent.resident:
                         stack.append(dependent)
-            self._storages.dependents[lost.number].clear()
+            self._pool.forget_dependents(lost)
 
     def fix(self, content: Content) -> None:
         """From now on it cannot be made again; what is away and will be made from it must keep it alive."""
         content.call = None
         content.keeps = []
-        self._storages.pool.pop(content.number, None)
+        self._pool.withdraw(content)
         if content.resident:
-            for dependent in self._dependents(content):
+            for dependent in self._pool.dependents(content):
                 if not dependent.resident:
                     dependent.keeps.append(content.memory())
 
@@ -436,40 +420,3 @@ class Keeper:
             if lasting and not content.fixed:  # else it came from outside, and is as exposed as ever
                 content.exposed = True
                 self.before_loss(content)
-
-    def _dependents(self, content: Content) -> list[Content]:
-        numbers = self._storages.dependents[content.number]
-        return [other for number in list(numbers) if (other := self._numbers[number]()) is not None]
-
-    # numbers for the heuristic
-
-    def _renumber(self, contents: Sequence[Content]) -> None:
-        """Begin the arrays anew, with the contents that are left."""
-        self._storages = Storages()
-        self._heuristic = make(self._name)
-        self._heuristic.watch(self._storages)
-        self._numbers = []
-        self._compact_at = 2 * len(contents) + _COMPACT
-        for content in contents:
-            self._number(content)
-        for content in contents:
-            if not content.resident:
-                self._heuristic.evicted(content.number)
-
-    def _number(self, content: Content) -> None:
-        if len(self._numbers) >= self._compact_at:
-            self._let_go()
-            self._renumber([other for other in self._living() if other is not content])
-        storages = self._storages
-        number = content.number = storages.add(content.size)
-        self._numbers.append(weakref.ref(content))
-        storages.resident[number] = content.resident
-        storages.last_access[number] = self.clock
-        call = content.call
-        if call is not None:
-            storages.grow(number, call.cost, {view.content.number for view in call.views})
-            self._heuristic.declared(number)
-            self._offer(content)
-
-    def _living(self) -> list[Content]:
-        return [content for reference in self._numbers if (content := reference()) is not None]

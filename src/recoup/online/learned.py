@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from recoup.online.adapter import below_autograd, storage_of
-from recoup.online.calls import flat_tensors, fresh_storages, replaced
+from recoup.online.calls import fresh_storages, replaced
 from recoup.torch.memory import allocated_size
 
 _VALUES = frozenset((int, str, type(None), torch.dtype, torch.layout, torch.device, torch.memory_format))
@@ -104,10 +104,11 @@ class Lessons:
         others = iter(metas)
         try:
             with below_autograd():
-                names = dict(zip(kwargs, replaced(tuple(kwargs.values()), iter(metas[_count(args) :])), strict=True))
+                on_meta = replaced(args, others)
+                names = dict(zip(kwargs, replaced(tuple(kwargs.values()), others), strict=True))
                 if "device" in names or not tensors:
                     names["device"] = torch.device("meta")
-                result = func(*replaced(args, others), **names)
+                result = func(*on_meta, **names)
             made = fresh_storages(result, [storage_of(one) for one in metas], torch.device("meta"))
             size = sum(allocated_size(storage.nbytes(), self.device) for storage in made)
         except Exception:  # any operator may have no shape function, or one that wants numbers
@@ -115,7 +116,3 @@ class Lessons:
         if self.device.type != "cuda":
             return Learned(size, SCALARS)
         return Learned(size, size if "conv" in func.overloadpacket.__name__ else 0)
-
-
-def _count(args: Sequence[Any]) -> int:
-    return len(flat_tensors(args, []))

@@ -11,7 +11,7 @@ import torch
 
 from recoup.files import check_writable, write_bytes
 from recoup.online import logs
-from recoup.online.adapter import OperatorMode, describe, pick_device, storage_of
+from recoup.online.adapter import OperatorMode, describe, key_of, pick_device, storage_of
 from recoup.online.calls import flat_tensors
 from recoup.online.operators import Traits, read_traits, written_tensors
 
@@ -77,7 +77,7 @@ class Recorder(OperatorMode):
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         took = time.perf_counter_ns() - start
-        fresh = {storage_of(one)._cdata: one for one in flat_tensors((result,), []) if self._is_new(one)}
+        fresh = {key_of(storage_of(one)): one for one in flat_tensors((result,), []) if self._is_new(one)}
         if fresh:
             names = tuple(self._begin(storage_of(tensor)) for tensor in fresh.values())
             sizes = tuple(storage_of(tensor).nbytes() for tensor in fresh.values())

@@ -27,6 +27,11 @@ class Report:
     """Operators whose results were kept because they cannot be repeated."""
     _warned: bool = False
 
+    def reached(self, memory: int, wanted: int = 0) -> None:
+        """So much memory is, or will be, in use; ``wanted`` if nothing had been evicted."""
+        self.peak_bytes = max(self.peak_bytes, memory)
+        self.wanted_bytes = max(self.wanted_bytes, wanted)
+
     def keep(self, operator: str) -> None:
         """Note an operator that cannot be repeated."""
         if operator not in self.kept:

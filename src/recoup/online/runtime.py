@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from recoup.errors import BudgetError, SettingError
-from recoup.online.adapter import OperatorMode, default_generator, describe, pick_device, storage_of
+from recoup.online.adapter import OperatorMode, default_generator, describe, key_of, pick_device, storage_of
 from recoup.online.calls import Call, RandomState, Scratch, View, flat_tensors, replaced
 from recoup.online.contents import Content
 from recoup.online.exposed import exposing_methods
@@ -142,7 +142,7 @@ class Runtime(OperatorMode):
             result = func(*args, **kwargs)
         end = time.perf_counter()
         made = (result,) if isinstance(result, torch.Tensor) else flat_tensors((result,), [])
-        fresh = {storage_of(tensor)._cdata: tensor for tensor in made if keeper.is_new(tensor)}
+        fresh = {key_of(storage_of(tensor)): tensor for tensor in made if keeper.is_new(tensor)}
         if fresh or written:
             call = None
             if traits.repeatable and not lasting:
@@ -152,7 +152,7 @@ class Runtime(OperatorMode):
             self._note(call, list(fresh.values()), written)
             known.size = max(known.size, sum(storage_of(tensor).nbytes() for tensor in fresh.values()))
             if known.workspace:
-                report.peak_bytes = max(report.peak_bytes, keeper.memory + known.workspace)
+                report.reached(keeper.memory + known.workspace)
         if lasting:
             self._note_sizes(traits, args, kwargs)
         keeper.clock += known.seconds

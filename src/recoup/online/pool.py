@@ -1,0 +1,108 @@
+"""The contents as a heuristic sees them: numbers in arrays, and the pool of those that may be evicted."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+from recoup.online.contents import Content
+from recoup.online.heuristics import make
+from recoup.online.metadata import Storages
+
+_COMPACT = 4096  # numbers given out beyond twice the living ones before they are given anew
+
+
+class Pool:
+    """Gives contents their numbers, and tells the heuristic what comes and goes."""
+
+    def __init__(self, heuristic: str) -> None:
+        self._name = heuristic
+        self._storages = Storages()
+        self._begin([])
+
+    @property
+    def full(self) -> bool:
+        """Whether the next content makes the numbers be given anew: the time to let go of what nobody needs."""
+        return len(self._numbers) >= self._compact_at
+
+    def add(self, content: Content, clock: float) -> None:
+        """A new content; it may be evicted if its call can be repeated."""
+        if self.full:
+            self._begin([other for other in self.living() if other is not content])
+        self._number(content, clock)
+
+    def offer(self, content: Content) -> None:
+        """It may be evicted from now on, if nothing speaks against it."""
+        if content.call is not None and content.resident and content.locks == 0 and content.size:
+            self._storages.pool.setdefault(content.number)
+
+    def withdraw(self, content: Content) -> None:
+        """It must not be evicted."""
+        self._storages.pool.pop(content.number, None)
+
+    def touch(self, content: Content, clock: float) -> None:
+        """It is being used now."""
+        self._storages.last_access[content.number] = clock
+
+    def gone(self, content: Content) -> None:
+        """Its bytes are gone."""
+        self.withdraw(content)
+        self._storages.resident[content.number] = False
+        self._heuristic.evicted(content.number)
+
+    def back(self, content: Content) -> None:
+        """Its bytes are there again."""
+        self._storages.resident[content.number] = True
+        self._heuristic.returned(content.number)
+        self.offer(content)
+
+    def victim(self, clock: float) -> Content | None:
+        """What to evict now, or None if nothing may be."""
+        while (number := self._heuristic.victim(clock)) is not None:
+            content = self._numbers[number]()
+            if content is not None and content.resident:
+                return content
+            self._storages.pool.pop(number, None)  # it is gone, or died while it was chosen
+        return None
+
+    def living(self) -> list[Content]:
+        """Every content that something may still need."""
+        return [content for reference in self._numbers if (content := reference()) is not None]
+
+    def has_dependents(self, content: Content) -> bool:
+        """Whether anything was made from it, as far as that matters still."""
+        return bool(self._storages.dependents[content.number])
+
+    def dependents(self, content: Content) -> list[Content]:
+        """What was made from it."""
+        numbers = list(self._storages.dependents[content.number])
+        return [other for number in numbers if (other := self._numbers[number]()) is not None]
+
+    def forget_dependents(self, content: Content) -> None:
+        """Nothing that was made from it will be made from it again."""
+        self._storages.dependents[content.number].clear()
+
+    def _begin(self, contents: Sequence[Content]) -> None:
+        """Give numbers anew, to the contents that are left."""
+        last = [self._storages.last_access[content.number] for content in contents]
+        self._storages = Storages()
+        self._heuristic = make(self._name)
+        self._heuristic.watch(self._storages)
+        self._numbers: list[weakref.ref[Content]] = []
+        self._compact_at = 2 * len(contents) + _COMPACT
+        for content, access in zip(contents, last, strict=True):
+            self._number(content, access)
+        for content in contents:
+            if not content.resident:
+                self._heuristic.evicted(content.number)
+
+    def _number(self, content: Content, access: float) -> None:
+        storages = self._storages
+        number = content.number = storages.add(content.size)
+        self._numbers.append(weakref.ref(content))
+        storages.resident[number] = content.resident
+        storages.last_access[number] = access
+        if content.call is not None:
+            storages.grow(number, content.call.cost, {view.content.number for view in content.call.views})
+            self._heuristic.declared(number)
+            self.offer(content)

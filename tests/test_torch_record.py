@@ -73,3 +73,10 @@ def test_an_interrupted_program_leaves_its_log(tmp_path):
 def test_a_place_that_cannot_be_written_is_said_before(tmp_path):
     with pytest.raises(recoup.RecoupError, match="there is no folder"):
         record(tmp_path / "nowhere" / "a.log")
+
+
+def test_sparse_gradients_have_no_storage_to_name(tmp_path):
+    embedding = nn.Embedding(10, 4, sparse=True)
+    with record(tmp_path / "a.log"):
+        embedding(torch.tensor([1, 2, 1])).sum().backward()
+    assert any(getattr(item, "op", "") == "aten.embedding" for item in read_log(tmp_path / "a.log"))

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from recoup.errors import SettingError
+
 if TYPE_CHECKING:
     from recoup.online.calls import View
 
@@ -59,10 +61,17 @@ def fresh_view(storage: torch.UntypedStorage, view: View) -> torch.Tensor:
 
 def pick_device(device: torch.device | str | None) -> torch.device:
     """One device, with its number: the given one, else CUDA's current one, else the CPU."""
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if place.type == "cuda" and place.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return place
+    try:
+        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError:
+        raise SettingError(f"device={device!r} is no device: there are 'cuda', 'cuda:1' and so on, and 'cpu'") from None
+    if place.type not in ("cpu", "cuda"):
+        raise SettingError(f"device={device!r}: only CUDA devices and the CPU are managed")
+    if place.type == "cpu":
+        return place
+    if not torch.cuda.is_available():
+        raise SettingError(f"device={device!r}: PyTorch finds no CUDA device here; use device='cpu'")
+    return torch.device("cuda", torch.cuda.current_device() if place.index is None else place.index)
 
 
 def default_generator(device: torch.device) -> torch.Generator:

@@ -88,12 +88,17 @@ class Recorder(OperatorMode):
         return result
 
     def _is_new(self, tensor: torch.Tensor) -> bool:
+        if not self._is_managed(tensor):
+            return False
         holder = storage_of(tensor).__dict__.get(_NAME)
-        return tensor.device == self._device and (holder is None or holder.recorder is not self)
+        return holder is None or holder.recorder is not self
+
+    def _is_managed(self, tensor: torch.Tensor) -> bool:
+        return tensor.device == self._device and tensor.layout == torch.strided
 
     def _name(self, tensor: torch.Tensor) -> str | None:
-        """The name of the tensor's storage; one that was there before is a constant. None on another device."""
-        if tensor.device != self._device:
+        """The name of the tensor's storage; one that was there before is a constant. None without a storage here."""
+        if not self._is_managed(tensor):
             return None
         storage = storage_of(tensor)
         if self._is_new(tensor):

@@ -44,6 +44,10 @@ Exit codes: 0 if the run ended within the budget, 3 if it ran out of memory or t
     "--limit", default=2.0, show_default=True,
     help="Stop when everything computed costs more than this multiple of computing it once.",
 )  # fmt: skip
+@click.option(
+    "--small", default=0.0, metavar="SHARE", help="Ignore storages below this share of the average size (say 0.01)."
+)
+@click.option("--sample", is_flag=True, help="Look at a sample of the storages, about the square root of all.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def dtr(
     log: str,
@@ -52,6 +56,8 @@ def dtr(
     without: tuple[str, ...],
     deallocation: Deallocation | None,
     limit: float,
+    small: float,
+    sample: bool,
     as_json: bool,
 ) -> None:
     """Simulate LOG, a record of a PyTorch program's operators, under a budget with DTR.
@@ -62,7 +68,14 @@ def dtr(
     from recoup.online.simulation import simulate_log
 
     outcome = simulate_log(
-        read_log(log), budget, heuristic, without=without, deallocation=deallocation or "eager", limit=limit
+        read_log(log),
+        budget,
+        heuristic,
+        without=without,
+        deallocation=deallocation or "eager",
+        limit=limit,
+        small=small,
+        sample=sample,
     )
     if as_json:
         print_json(outcome.to_data())

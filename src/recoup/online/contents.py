@@ -37,6 +37,7 @@ class Content:
         "exposed",
         "keeps",
         "locks",
+        "mark",
         "number",
         "own",
         "owner",
@@ -52,6 +53,8 @@ class Content:
         self.call = call
         self.owner = owner
         self.number = -1
+        self.mark = -1
+        """Which value of a step it is, if a learner wants to know; each gets a higher one."""
         self.resident = True
         self.exposed = False
         """Whether something outside PyTorch can write to it, so that nothing made from it can be made again."""

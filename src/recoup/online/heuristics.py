@@ -61,8 +61,11 @@ HEURISTICS = {
 }
 
 
-def make(name: str, without: Collection[str] = ()) -> Heuristic:
-    """A heuristic by name, fresh for one run, with some of its measures turned off."""
+def make(name: str, without: Collection[str] = (), *, small: float = 0.0, sample: bool = False) -> Heuristic:
+    """A heuristic by name, fresh for one run, with some of its measures turned off.
+
+    It ignores storages below ``small`` times the average size, and looks at a ``sample`` of the rest, if told to.
+    """
     if name not in HEURISTICS:
         raise MethodError(f"there is no heuristic {name!r}; there are {', '.join(HEURISTICS)}")
     kind, measures = HEURISTICS[name]
@@ -73,7 +76,11 @@ def make(name: str, without: Collection[str] = ()) -> Heuristic:
             raise MethodError(f"{name} does not look at {measure}: there is nothing to turn off")
         if len(measures) == 1:
             raise MethodError(f"{name} looks at {measure} alone, which cannot be turned off")
+    if not 0 <= small <= 1:
+        raise MethodError(f"small={small!r}: it is a share of the average size, from 0 to 1")
     left = set(measures) - set(without)
     if "cost" in without:
         kind = Score
-    return kind(size="size" in left, staleness="staleness" in left)
+    made = kind(size="size" in left, staleness="staleness" in left)
+    made.small, made.sample = small, sample
+    return made

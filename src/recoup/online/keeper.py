@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -17,6 +17,7 @@ from recoup.errors import BudgetError
 from recoup.online.adapter import CAN_EXCHANGE, below_autograd, exchange, has_no_bytes, storage_of
 from recoup.online.calls import Call, fresh_storages
 from recoup.online.contents import Content, Holder
+from recoup.online.metadata import Heuristic
 from recoup.online.pool import Pool
 from recoup.online.report import Report
 from recoup.torch.memory import allocated_size, live_tensors, resident_bytes
@@ -31,27 +32,34 @@ _Frame = tuple[Call, list[Content], list[Content], list[torch.UntypedStorage]]
 class Keeper:
     """Looks after every content on one device."""
 
-    def __init__(self, device: torch.device, heuristic: str, report: Report, limit: float | None) -> None:
+    def __init__(
+        self, device: torch.device, heuristic: Callable[[], Heuristic], report: Report, limit: float | None
+    ) -> None:
         self.device = device
         self.report = report
         self.memory = 0
         self.clock = 1.0
         self._limit = limit
         self._budget = report.budget_bytes
-        self._wanted = 0  # what the program would hold if nothing were evicted
+        self.wanted = 0
+        """What the program would hold if nothing were evicted."""
+        self.on_release: Callable[[Content], None] | None = None
+        """Told when the program lets go of a content."""
         self._pool = Pool(heuristic)
         self._open = False
 
     def open(self) -> None:
         """Count what is there; none of it will be evicted."""
         gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
         for tensor in live_tensors():
             if self.is_new(tensor):
                 self._add(self.begin(storage_of(tensor), None))
         self.memory = sum(content.size for content in self._pool.living())
         self.look()
-        self._wanted = self.memory
-        self.report.reached(self.memory, self._wanted)
+        self.wanted = self.memory
+        self.report.reached(self.memory, self.wanted)
         if self.memory > self._budget:
             raise BudgetError(
                 f"{format_bytes(self.memory)} are allocated already, more than the budget of "
@@ -71,6 +79,8 @@ class Keeper:
                     self._bring_back_held()
         finally:
             self._open = False
+        if self.device.type == "cuda":
+            self.report.reached(torch.cuda.max_memory_allocated(self.device))
         if self.memory > budget:
             warnings.warn(
                 f"what the program holds at the end of the block takes {format_bytes(self.memory)}, more than the "
@@ -130,15 +140,15 @@ class Keeper:
     def count(self, content: Content) -> None:
         """A content in a new storage: it takes memory, and may be evicted if its call can be repeated."""
         self.memory += content.size
-        self._wanted += content.size
-        self.report.reached(self.memory, self._wanted)
+        self.wanted += content.size
+        self.report.reached(self.memory, self.wanted)
         self._add(content)
 
     def resized(self, content: Content, size: int) -> None:
         """A storage was made larger or smaller."""
         self.memory += size - content.size
-        self._wanted += size - content.size
-        self.report.reached(self.memory, self._wanted)
+        self.wanted += size - content.size
+        self.report.reached(self.memory, self.wanted)
         content.size = size
 
     def supersede(self, old: Content, new: Content) -> None:
@@ -153,8 +163,10 @@ class Keeper:
         """The program let go of a storage: its bytes are free."""
         if not self._open:
             return
+        if self.on_release is not None:
+            self.on_release(content)
         content.storage = None
-        self._wanted -= content.size
+        self.wanted -= content.size
         if content.resident:
             self.memory -= content.size
             self._pool.withdraw(content)
@@ -232,6 +244,11 @@ class Keeper:
         """Take the allocator's own count, where there is one: it sees what passes no operator."""
         if self.device.type == "cuda":
             self.memory = resident_bytes(self.device)
+
+    def evict(self, content: Content) -> None:
+        """Evict it, if it may be."""
+        if self._pool.offers(content):
+            self._evict(content)
 
     def _evict(self, content: Content) -> None:
         storage = content.memory()

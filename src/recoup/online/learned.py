@@ -11,6 +11,7 @@ import torch
 
 from recoup.online.adapter import below_autograd, storage_of
 from recoup.online.calls import fresh_storages, replaced
+from recoup.online.report import Report
 from recoup.torch.memory import allocated_size
 
 _VALUES = frozenset((int, str, type(None), torch.dtype, torch.layout, torch.device, torch.memory_format))
@@ -25,6 +26,8 @@ class Learned:
     size: int
     """Bytes of the new storages that it returns."""
     workspace: int = 0
+    number: int = -1
+    """Different for different operators and kinds of arguments."""
     seconds: float = 0.0
     runs: int = 0
 
@@ -47,8 +50,9 @@ def read_arguments(values: Iterable[Any], tensors: list[torch.Tensor], key: list
 class Lessons:
     """By operator and arguments. On CUDA seconds come from events that are read once they have passed."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, report: Report) -> None:
         self.device = device
+        self._report = report
         self._known: dict[Hashable, Learned] = {}
         self._pending: list[tuple[Learned, torch.cuda.Event, torch.cuda.Event]] = []
 
@@ -59,6 +63,7 @@ class Lessons:
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = self._foretell(func, args, kwargs, tensors)
+            known.number = len(self._known)
         return known
 
     def run(self, known: Learned, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -77,6 +82,7 @@ class Lessons:
     def _run_cuda(self, known: Learned, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._read_events()
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        self._report.reached(torch.cuda.max_memory_allocated(self.device))
         torch.cuda.reset_peak_memory_stats(self.device)
         start.record()
         result = func(*args, **kwargs)

@@ -22,11 +22,15 @@ class Traits:
 
     writes: tuple[int | str, ...]
     """Arguments that it writes to, by position or name."""
+    resizes: bool
+    """Whether one of those is an ``out=``, which may be made larger."""
     random: bool
     repeatable: bool
     """Whether a second run gives the same bits: no communication, no sums in any order."""
     moves_storage: bool
     """Whether it changes a tensor's storage itself."""
+    looks: bool
+    """Whether it only makes views: no byte is read or written."""
     training_flag: int
     """For a batch norm that writes to running statistics: which argument says so; -1 for always, 0 for no such."""
 
@@ -58,8 +62,18 @@ def read_traits(func: Any, device: torch.device) -> Traits:
     differs = device.type == "cuda" and name.rstrip("_") in _ATOMIC
     return Traits(
         tuple(writes),
+        any(isinstance(place, str) for place in writes),
         torch.Tag.nondeterministic_seeded in func.tags,
         func.namespace not in _COLLECTIVES and not differs,
         name in _NEW_STORAGE,
+        not writes and _only_looks(func),
         -1 if name == "_batch_norm_with_update" else _STATISTICS.get(name, 0),
     )
+
+
+def _only_looks(func: Any) -> bool:
+    """Every result is a view by its schema. Those of operators made of others (``reshape``) may be copies."""
+    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        return False
+    returns = func._schema.returns
+    return bool(returns) and all(one.alias_info is not None for one in returns)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from recoup.online.contents import Content
-from recoup.online.heuristics import make
-from recoup.online.metadata import Storages
+from recoup.online.metadata import Heuristic, Storages
 
 _COMPACT = 4096  # numbers given out beyond twice the living ones before they are given anew
 
@@ -15,8 +14,8 @@ _COMPACT = 4096  # numbers given out beyond twice the living ones before they ar
 class Pool:
     """Gives contents their numbers, and tells the heuristic what comes and goes."""
 
-    def __init__(self, heuristic: str) -> None:
-        self._name = heuristic
+    def __init__(self, heuristic: Callable[[], Heuristic]) -> None:
+        self._make = heuristic
         self._storages = Storages()
         self._begin([])
 
@@ -39,6 +38,10 @@ class Pool:
     def withdraw(self, content: Content) -> None:
         """It must not be evicted."""
         self._storages.pool.pop(content.number, None)
+
+    def offers(self, content: Content) -> bool:
+        """Whether it may be evicted now."""
+        return content.number in self._storages.pool
 
     def touch(self, content: Content, clock: float) -> None:
         """It is being used now."""
@@ -86,7 +89,7 @@ class Pool:
         """Give numbers anew, to the contents that are left."""
         last = [self._storages.last_access[content.number] for content in contents]
         self._storages = Storages()
-        self._heuristic = make(self._name)
+        self._heuristic = self._make()
         self._heuristic.watch(self._storages)
         self._numbers: list[weakref.ref[Content]] = []
         self._compact_at = 2 * len(contents) + _COMPACT

@@ -19,6 +19,8 @@ class Report:
     """What the program would have held at its peak with nothing evicted."""
     evictions: int = 0
     rematerializations: int = 0
+    followed: int = 0
+    """Steps in which a plan was followed, because the program repeats them."""
     base_seconds: float = 0.0
     remat_seconds: float = 0.0
     search_seconds: float = 0.0
@@ -62,10 +64,11 @@ class Report:
 
     def __str__(self) -> str:
         spent = self.base_seconds + self.remat_seconds + self.search_seconds + self.bookkeeping_seconds
+        followed = f"; {self.followed} steps followed a plan" if self.followed else ""
         return (
             f"peak {format_bytes(self.peak_bytes)} of {format_bytes(self.budget_bytes)} "
             f"(with nothing evicted: {format_bytes(self.wanted_bytes)}); {self.evictions} evictions, "
             f"{self.rematerializations} operators repeated; {spent:.3g} s: {self.base_seconds:.3g} in operators, "
             f"{self.remat_seconds:.3g} repeating them, {self.search_seconds:.3g} choosing what to evict, "
-            f"{self.bookkeeping_seconds:.3g} keeping books"
+            f"{self.bookkeeping_seconds:.3g} keeping books{followed}"
         )

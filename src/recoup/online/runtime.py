@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,8 +21,11 @@ from recoup.online.adapter import OperatorMode, default_generator, describe, key
 from recoup.online.calls import Call, RandomState, Scratch, View, flat_tensors, replaced
 from recoup.online.contents import Content
 from recoup.online.exposed import exposing_methods
+from recoup.online.heuristics import make
 from recoup.online.keeper import Keeper
 from recoup.online.learned import Learned, Lessons, read_arguments
+from recoup.online.learner import Learner
+from recoup.online.metadata import Heuristic
 from recoup.online.operators import Traits, read_traits, written_tensors
 from recoup.online.report import Report
 from recoup.torch.memory import allocated_size, automatic_budget
@@ -33,7 +37,14 @@ _LOOK_EVERY = 64  # operators between two looks at the allocator's own count
 
 
 def dtr(
-    budget: Budget, *, device: torch.device | str | None = None, heuristic: str = "dtr-eq", limit: float | None = 3.0
+    budget: Budget,
+    *,
+    device: torch.device | str | None = None,
+    heuristic: str = "dtr-eq",
+    limit: float | None = 3.0,
+    learn: bool = True,
+    small: float = 0.0,
+    sample: bool = False,
 ) -> Runtime:
     """Train any PyTorch program inside ``budget`` bytes: tensors are evicted when memory runs short and computed again
     when touched, to the same bits. No plan, no capture; any control flow::
@@ -49,20 +60,33 @@ def dtr(
     The budget counts everything that PyTorch has allocated on the device; it is bytes or ``"auto"``. The device is CUDA
     where there is one. What exists before the block (parameters, inputs) is never evicted; what the program still holds
     is brought back at its end. ``heuristic`` is one of those of ``recoup dtr``. A warning comes when operators take
-    more than ``limit`` times what they take once.
+    more than ``limit`` times what they take once. A program that repeats the same operators is planned in the
+    background, and then follows the plan as long as it goes on repeating them; ``learn=False`` never does.
+
+    With thousands of tensors, choosing takes time: ``small=0.01`` ignores those below that share of the average size,
+    ``sample=True`` looks at a sample of about the square root of all.
     """
-    return Runtime(budget, pick_device(device), heuristic, limit)
+    chooses = partial(make, heuristic, small=small, sample=sample)
+    return Runtime(budget, pick_device(device), chooses, limit, learn)
 
 
 class Runtime(OperatorMode):
     """One ``with recoup.dtr(...)`` block."""
 
-    def __init__(self, budget: Budget, device: torch.device, heuristic: str, limit: float | None) -> None:
+    def __init__(
+        self,
+        budget: Budget,
+        device: torch.device,
+        heuristic: Callable[[], Heuristic],
+        limit: float | None,
+        learn: bool,
+    ) -> None:
         super().__init__()
         self.report = Report(_bytes_of(budget, device))
         self._device = device
         self._keeper = Keeper(device, heuristic, self.report, limit)
-        self._lessons = Lessons(device)
+        self._lessons = Lessons(device, self.report)
+        self._learner = Learner(self._keeper) if learn else None
         self._traits: dict[Any, Traits] = {}
         self._calls = 0
         self._around = ExitStack()
@@ -82,6 +106,8 @@ class Runtime(OperatorMode):
         super().__exit__(*problem)
         _open.discard(self._device)
         self._around.close()
+        if self._learner is not None:
+            self._learner.stop()
         self._keeper.close()
         self.report.close()
 
@@ -95,6 +121,8 @@ class Runtime(OperatorMode):
         traits = self._traits.get(func)
         if traits is None:
             traits = self._traits[func] = read_traits(func, self._device)
+        if traits.looks:  # what is evicted can be looked at as it is
+            return func(*args, **kwargs) if kwargs else func(*args)
         tensors: list[torch.Tensor] = []
         key: list[Any] = [func]
         read_arguments(args, tensors, key)
@@ -108,6 +136,9 @@ class Runtime(OperatorMode):
         for tensor in statistics:
             self._give_up(tensor)
         known = self._lessons.find(tuple(key), func, args, kwargs, tensors)
+        learner = self._learner if report.evictions else None
+        if learner is not None:
+            learner.before(known.number)
         need = known.size + known.workspace
         while True:
             if traits.writes:
@@ -143,24 +174,30 @@ class Runtime(OperatorMode):
         end = time.perf_counter()
         made = (result,) if isinstance(result, torch.Tensor) else flat_tensors((result,), [])
         fresh = {key_of(storage_of(tensor)): tensor for tensor in made if keeper.is_new(tensor)}
+        call = None
+        begun: list[Content] = []
+        over: list[tuple[Content, Content]] = []
         if fresh or written:
-            call = None
             if traits.repeatable and not lasting:
                 call = self._remember(func, args, kwargs, tensors, contents, statistics, state, known)
             if call is None and fresh:
                 report.keep(describe(func))
-            self._note(call, list(fresh.values()), written)
+            begun, over = self._note(call, list(fresh.values()), written)
             known.size = max(known.size, sum(storage_of(tensor).nbytes() for tensor in fresh.values()))
             if known.workspace:
                 report.reached(keeper.memory + known.workspace)
-        if lasting:
+        if learner is not None:
+            learner.after(describe(func), known, contents, begun, over, call is None)
+        if lasting and traits.resizes:
             self._note_sizes(traits, args, kwargs)
         keeper.clock += known.seconds
         report.base_seconds += known.seconds
         report.bookkeeping_seconds += (start - begin) + (time.perf_counter() - end)
         return result
 
-    def _note(self, call: Call | None, fresh: Sequence[torch.Tensor], written: dict[Content, torch.Tensor]) -> None:
+    def _note(
+        self, call: Call | None, fresh: Sequence[torch.Tensor], written: dict[Content, torch.Tensor]
+    ) -> tuple[list[Content], list[tuple[Content, Content]]]:
         """What an operator made, and what it wrote to and can make again."""
         keeper = self._keeper
         begun = [keeper.begin(storage_of(tensor), call) for tensor in fresh]
@@ -176,6 +213,7 @@ class Runtime(OperatorMode):
             keeper.supersede(old, new)
         if keeper.memory > self.report.budget_bytes:
             keeper.make_room_beside([*begun, *(new for _, new in over)], 0, "what an operator returned")
+        return begun, over
 
     def _before_writing(
         self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -73,15 +73,18 @@ def simulate_log(
     without: Collection[str] = (),
     deallocation: Deallocation = "eager",
     limit: float | None = 2.0,
+    small: float = 0.0,
+    sample: bool = False,
 ) -> Outcome:
     """Run a log under a budget: bytes, or a fraction of its :func:`baseline_peak`; None sets no limit.
 
     ``without`` names measures that the heuristic leaves out: cost, size or staleness. ``limit`` ends a run whose total
-    cost exceeds that multiple of the base cost (the paper's simulations used 3).
+    cost exceeds that multiple of the base cost (the paper's simulations used 3). ``small`` and ``sample`` make choices
+    faster and worse, as in :func:`recoup.online.heuristics.make`.
     """
     is_share = budget is not None and not isinstance(budget, int)
     room = resolve_budget(budget, baseline_peak(log) if is_share else 0)
-    run = Simulator(room, heuristics.make(heuristic, without), deallocation, limit)
+    run = Simulator(room, heuristics.make(heuristic, without, small=small, sample=sample), deallocation, limit)
     status: Status = "ok"
     message = ""
     start = time.perf_counter()

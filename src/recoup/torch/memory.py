@@ -35,8 +35,12 @@ def allocated_size(size: int, device: torch.device) -> int:
 
 def expandable_segments() -> bool:
     """Whether the allocator grows its segments in place, and so keeps no rest with a block."""
-    settings = os.environ.get("PYTORCH_ALLOC_CONF", "") + "," + os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
-    return "expandable_segments:true" in settings.lower().replace(" ", "")
+    return _grows(os.environ.get("PYTORCH_ALLOC_CONF"), os.environ.get("PYTORCH_CUDA_ALLOC_CONF"))
+
+
+@cache
+def _grows(*settings: str | None) -> bool:
+    return any("expandable_segments:true" in text.lower().replace(" ", "") for text in settings if text)
 
 
 @cache

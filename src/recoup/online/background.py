@@ -1,0 +1,56 @@
+"""A planner in a process of its own, so that the program that waits for its plan is not held up."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from recoup.graph import Graph
+from recoup.schedule import Schedule
+
+_COMMAND = "from recoup.cli import main; main()"
+
+
+class Planning:
+    """``recoup solve`` on a graph, started at once."""
+
+    def __init__(self, graph: Graph, budget: int, seconds: float, gap: float) -> None:
+        self._graph = graph
+        self._folder = tempfile.TemporaryDirectory(prefix="recoup-")
+        path, answer = Path(self._folder.name) / "graph.json", Path(self._folder.name) / "answer.json"
+        graph.save(path)
+        self._answer = answer
+        command = [sys.executable, "-c", _COMMAND, "solve", str(path), "--json", "--budget", f"{budget}B"]
+        command += ["--time-limit", str(seconds), "--gap", str(gap)]
+        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
+        with answer.open("wb") as output:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL, env=environment
+            )
+
+    @property
+    def done(self) -> bool:
+        """Whether there is an answer."""
+        return self._process.poll() is not None
+
+    def wait(self) -> None:
+        """Until there is an answer."""
+        self._process.wait()
+
+    def schedule(self) -> Schedule | None:
+        """The answer: a schedule within the budget, or None if there is none."""
+        try:
+            steps = json.loads(self._answer.read_bytes())["schedule"]
+        except (ValueError, KeyError):  # it failed, or was stopped
+            return None
+        return None if steps is None else Schedule.of(self._graph, steps)
+
+    def stop(self) -> None:
+        """Nobody waits for the answer any more."""
+        self._process.kill()
+        self._process.wait()
+        self._folder.cleanup()

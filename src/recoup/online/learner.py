@@ -1,0 +1,221 @@
+"""Learning: a program that repeats the same operators pays for the search once, as the paper asks for (section 7).
+
+As soon as something is evicted, the program's operators are watched. When they turn out to repeat, one step is written
+down as a graph and planned in the background, and from then on the runtime follows the plan: what comes back and what
+goes before an operator is an order, not a choice. Orders are advice, and so cannot do harm: the first operator that is
+not the expected one ends them, and the runtime decides online until the step comes round again.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Sequence
+
+from recoup.errors import BudgetError, RecoupError
+from recoup.online.adapter import CAN_EXCHANGE
+from recoup.online.background import Planning
+from recoup.online.contents import Content
+from recoup.online.keeper import Keeper
+from recoup.online.learned import Learned
+from recoup.online.notes import Note, Notes
+from recoup.online.orders import Order, orders
+from recoup.online.repeats import Repeats
+
+_SECONDS = 20.0  # that a planner may take, in the background
+_GAP = 0.01
+_MARGIN = 0.005  # of the budget that a plan leaves for what is allocated past the dispatcher
+_AGREE = 32  # operators at the end of a step by which it is recognised
+_LOST = -1
+
+
+class Learner:
+    """Told of every operator before it runs and after; gives orders to the keeper."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+        self._marks = 0
+        self._at: int = _LOST
+        """Which operator of the step runs now."""
+        self._planning: Planning | None = None
+        self._lifetimes: dict[int, int] = {}
+        self._watch()
+
+    def stop(self) -> None:
+        """The block is over."""
+        if self._planning is not None:
+            self._planning.stop()
+            self._planning = None
+
+    def before(self, number: int) -> None:
+        """An operator is about to run: find out where in the step that is, and do what is to be done before it."""
+        if self._at == _LOST:
+            self._look_for_step(number)
+            return
+        at = (self._at + 1) % len(self._step)
+        if self._step[at] != number:
+            self._lose()
+            return
+        self._at = at
+        if at == 0:
+            self._begin()
+        if self._notes is not None:
+            self._notes.operators.append(Note())
+            self._counts.append(len(self._values))
+        if self._following:
+            self._follow(at)
+
+    def after(
+        self,
+        name: str,
+        known: Learned,
+        reads: Sequence[Content | None],
+        fresh: Sequence[Content],
+        over: Sequence[tuple[Content, Content]],
+        once: bool,
+    ) -> None:
+        """The operator has run: what it read, what it made anew and in place of what."""
+        if self._notes is None and not self._following:
+            return
+        for content in (*fresh, *(new for _, new in over)):
+            content.mark = self._marks
+            self._marks += 1
+            self._values.append(weakref.ref(content))
+        if self._notes is not None:
+            self._write_down(self._notes, name, known, reads, fresh, over, once)
+
+    # where the program is
+
+    def _watch(self) -> None:
+        """Nothing is known of the program."""
+        self._repeats = Repeats()
+        self._step: list[int] = []
+        self._recent: deque[int] = deque(maxlen=_AGREE)
+        self._at = _LOST
+        self._hopeless = False
+        self._orders: list[list[Order]] = []
+        self._counts: list[int] = []
+        """How many values a run has before each operator."""
+        self._forget_run()
+
+    def _forget_run(self) -> None:
+        """Nothing is known of a current run of the step."""
+        self._following = False
+        self._values: list[weakref.ref[Content]] = []
+        self._first = self._marks
+        self._notes: Notes | None = None
+        self._ends: dict[int, int] = {}
+        self._repeatable: set[int] = set()
+        self._keeper.on_release = None
+
+    def _lose(self) -> None:
+        self._at = _LOST
+        self._recent.clear()
+        self._repeats = Repeats()
+        self._forget_run()
+
+    def _look_for_step(self, number: int) -> None:
+        self._recent.append(number)
+        if self._step and list(self._recent) == self._step[-_AGREE:]:
+            self._at = len(self._step) - 1
+            return
+        self._repeats.add(number, self._keeper.wanted)
+        found = self._repeats.find()
+        if found is None:
+            return
+        step, at = found
+        if step != self._step:
+            self.stop()
+            self._watch()
+            self._step = step
+        self._at = (at - 1) % len(step)
+
+    def _begin(self) -> None:
+        """A run of the step begins."""
+        if self._following:
+            self._keeper.report.followed += 1
+        elif self._notes is not None:
+            self._plan(self._notes)
+        elif self._planning is not None and self._planning.done:
+            self._take_orders(self._planning)
+        wanted = not (self._orders or self._planning or self._hopeless)
+        self._forget_run()
+        if wanted:
+            self._notes = Notes(max(self._keeper.memory, self._keeper.wanted))
+            self._counts = []
+            self._keeper.on_release = self._released
+        self._following = bool(self._orders)
+
+    # writing a step down
+
+    def _write_down(
+        self,
+        notes: Notes,
+        name: str,
+        known: Learned,
+        reads: Sequence[Content | None],
+        fresh: Sequence[Content],
+        over: Sequence[tuple[Content, Content]],
+        once: bool,
+    ) -> None:
+        first = self._first
+        note = notes.operators[-1]
+        note.name, note.seconds, note.once = name, known.seconds, once
+        note.reads = [one.mark - first for one in reads if one is not None and one.mark >= first]
+        note.makes = [notes.value(one.size) for one in fresh] + [notes.value(new.size) for _, new in over]
+        replaced = [(old.mark - first, new.mark - first) for old, new in over if old.mark >= first]
+        note.over = replaced[0] if replaced else None
+        note.workspace = known.workspace
+        if not CAN_EXCHANGE:  # what is made again is there twice for a moment
+            note.workspace += known.size
+        if once:  # it may have changed what others were made from: those must have been there, and stay
+            fixed = {one for one in self._repeatable if (content := self._values[one]()) is None or content.fixed}
+            note.reads += [one for one in fixed if (content := self._values[one]()) is not None and content.held]
+            self._repeatable -= fixed
+        else:
+            self._repeatable.update(note.makes)
+
+    def _released(self, content: Content) -> None:
+        if content.mark >= self._first:
+            self._ends[content.mark - self._first] = self._at + 1
+
+    # plans
+
+    def _plan(self, notes: Notes) -> None:
+        held = [one for one, reference in enumerate(self._values) if (content := reference()) and content.held]
+        try:
+            graph = notes.graph(held)
+        except RecoupError:
+            self._hopeless = True
+            return
+        self._lifetimes = dict(self._ends)
+        budget = int((1 - _MARGIN) * self._keeper.report.budget_bytes)
+        self._planning = Planning(graph, budget, _SECONDS, _GAP)
+
+    def _take_orders(self, planning: Planning) -> None:
+        schedule = planning.schedule()
+        self.stop()
+        if schedule is None:
+            self._hopeless = True
+        else:
+            self._orders = orders(schedule, len(self._step), self._lifetimes)
+
+    def _follow(self, at: int) -> None:
+        if len(self._values) != self._counts[at]:
+            self._lose()
+            return
+        try:
+            for order in self._orders[at]:
+                self._obey(order)
+        except BudgetError:  # there is less room than was planned for
+            self._lose()
+
+    def _obey(self, order: Order) -> None:
+        for value in order.values:
+            content = self._values[value]()
+            if content is None:
+                continue
+            if order.evict:
+                self._keeper.evict(content)
+            elif content.call is not None and not content.resident:
+                self._keeper.bring_back([content])

@@ -3,12 +3,14 @@
     python -m benchmarks.torch truth resnet50@9GiB,7.5GiB,6GiB unet@9GiB,7.5GiB,6GiB --mode eager
     python -m benchmarks.torch curve resnet50@8.3GiB,6.04GiB gpt@6GiB,5GiB,4GiB,3.4GiB -o curve.json
     python -m benchmarks.torch overhead resnet50 unet
+    python -m benchmarks.torch dtr resnet50:128@0.5 unet@0.5 treelstm@0.9,0.5 cifar1202@0.9
 
 ``truth`` trains within each budget in a process that is limited to the budget and 5 % more, and compares the predicted
 peak with the allocator's. ``curve`` measures steps side by side: plain, with a checkpoint on every block, with
 PyTorch's own knob, and planned by recoup at each budget. ``overhead`` gives recoup room for everything, and prints what
 its step takes of the plain one's time. Each contender has a process of its own; they get ready beside each other, and
-are measured one after the other.
+are measured one after the other. ``dtr`` runs whole training steps under the online runtime, at shares of the plain
+step's peak.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from pathlib import Path
 import click
 import torch
 
+import recoup
 from benchmarks import machine
+from benchmarks.torch.online import runs
 from benchmarks.torch.steps import Contender, Measured
 from benchmarks.torch.turns import in_turns, wait_for_turn
 from recoup.torch.settings import Mode
@@ -108,6 +112,27 @@ def overhead(models: tuple[str, ...], size: str, device: torch.device, mode: Mod
         print(f"{ours.model:10} {mode}: recoup takes {ratio:.4f} of plain's time", flush=True)
 
 
+@main.command()
+@click.argument("models", nargs=-1, required=True, metavar="MODEL[:BATCH]@SHARE,SHARE...")
+@_size
+@_device
+@click.option("--sample", is_flag=True, help="Choose what to evict from a sample.")
+def dtr(models: tuple[str, ...], size: str, device: torch.device, sample: bool) -> None:
+    """The online runtime: with room for everything, and at shares of the plain peak, online and learned.
+
+    MODEL is one of recoup's, treelstm, or cifarN for a CIFAR ResNet of N layers.
+    """
+    torch.backends.cudnn.benchmark = False  # trying algorithms out takes memory that nobody counted on
+    for text in models:
+        model, _, shares = text.partition("@")
+        try:
+            for ran in runs(model, [float(share) for share in shares.split(",") if share], size, device, sample):
+                print(ran.row(), flush=True)
+        except recoup.BudgetError as problem:
+            print(f"{model:12} {problem}", flush=True)
+    print(_where(), flush=True)
+
+
 @main.command(hidden=True)
 @click.argument("model")
 @click.argument("kind")
@@ -160,13 +185,16 @@ def _report(entries: list[Contender], output: str | None, slack: float | None = 
         else:
             print(found.row(), flush=True)
             records.append(found)
-    where = f"{torch.cuda.get_device_name() if torch.cuda.is_available() else 'no GPU'}, torch {torch.__version__}"
-    where += f"; {machine.describe()}"
-    print(where, flush=True)
+    print(_where(), flush=True)
     if output is not None:
-        data = {"machine": where, "results": [record.data() for record in records]}
+        data = {"machine": _where(), "results": [record.data() for record in records]}
         Path(output).write_text(json.dumps(data, indent=1) + "\n")
     return records
+
+
+def _where() -> str:
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    return f"{device}, torch {torch.__version__}; {machine.describe()}"
 
 
 main()

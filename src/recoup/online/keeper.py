@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from recoup.errors import BudgetError
-from recoup.online.adapter import CAN_EXCHANGE, below_autograd, exchange, has_no_bytes, storage_of
+from recoup.online.adapter import CAN_EXCHANGE, below_autograd, exchange, has_no_bytes, key_of, storage_of
 from recoup.online.calls import Call, fresh_storages
 from recoup.online.contents import Content, Holder
 from recoup.online.metadata import Heuristic
@@ -53,9 +53,8 @@ class Keeper:
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
-        for tensor in live_tensors():
-            if self.is_new(tensor):
-                self._add(self.begin(storage_of(tensor), None))
+        for storage in self.new_storages(live_tensors()):
+            self._add(self.begin(storage, None))
         self.memory = sum(content.size for content in self._pool.living())
         self.look()
         self.wanted = self.memory
@@ -101,8 +100,8 @@ class Keeper:
         """What the tensor's storage holds; None for another device's, or what is no plain tensor."""
         if tensor.layout != torch.strided:
             return None
-        holder = self._holder(storage_of(tensor))
-        if holder is not None:
+        holder: Holder | None = storage_of(tensor).__dict__.get(_HOLDER)
+        if holder is not None and holder.owner is self:
             return holder.content
         if not self._is_managed(tensor):
             return None
@@ -113,9 +112,22 @@ class Keeper:
                 self.make_room(0, "a tensor from outside")
         return content
 
-    def is_new(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor's storage is one to look after that nobody knows yet."""
-        return self._is_managed(tensor) and self._holder(storage_of(tensor)) is None
+    def is_there(self, tensor: object) -> bool:
+        """Whether it is a tensor with its bytes, as far as is known."""
+        if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
+            return False
+        holder: Holder | None = storage_of(tensor).__dict__.get(_HOLDER)
+        return holder is None or holder.content.resident
+
+    def new_storages(self, tensors: Iterable[torch.Tensor]) -> list[torch.UntypedStorage]:
+        """The storages of ``tensors`` that are to be looked after and that nobody knows yet, each once."""
+        found: dict[int, torch.UntypedStorage] = {}
+        for tensor in tensors:
+            if self._is_managed(tensor):
+                storage = storage_of(tensor)
+                if self._holder(storage) is None:
+                    found[key_of(storage)] = storage
+        return list(found.values())
 
     def begin(self, storage: torch.UntypedStorage, call: Call | None) -> Content:
         """A new content in a storage, in place of the one that it had."""
@@ -169,11 +181,12 @@ class Keeper:
         self.wanted -= content.size
         if content.resident:
             self.memory -= content.size
-            self._pool.withdraw(content)
-            if self._pool.has_dependents(content):
-                self._lose_bytes(content)
-                if content.call is None:
-                    self.forsake(content)
+            if not self._pool.has_dependents(content):
+                self._pool.withdraw(content)
+                return
+            self._lose_bytes(content)
+            if content.call is None:
+                self.forsake(content)
 
     def content_died(self, content: Content) -> None:
         """Nothing will ever need a content that was brought back for others: its bytes are free."""

@@ -51,16 +51,22 @@ class Pool:
         """Its bytes are gone."""
         self.withdraw(content)
         self._storages.resident[content.number] = False
-        self._heuristic.evicted(content.number)
+        self._untold.append(content.number)
 
     def back(self, content: Content) -> None:
         """Its bytes are there again."""
         self._storages.resident[content.number] = True
-        self._heuristic.returned(content.number)
+        self._untold.append(~content.number)
         self.offer(content)
 
     def victim(self, clock: float) -> Content | None:
         """What to evict now, or None if nothing may be."""
+        for event in self._untold:
+            if event >= 0:
+                self._heuristic.evicted(event)
+            else:
+                self._heuristic.returned(~event)
+        self._untold.clear()
         while (number := self._heuristic.victim(clock)) is not None:
             content = self._numbers[number]()
             if content is not None and content.resident:
@@ -92,12 +98,15 @@ class Pool:
         self._heuristic = self._make()
         self._heuristic.watch(self._storages)
         self._numbers: list[weakref.ref[Content]] = []
+        self._untold: list[int] = []
+        """What went, and by its complement what came back, since the heuristic last chose; most programs hold and
+        drop much more than is ever evicted."""
         self._compact_at = 2 * len(contents) + _COMPACT
         for content, access in zip(contents, last, strict=True):
             self._number(content, access)
         for content in contents:
             if not content.resident:
-                self._heuristic.evicted(content.number)
+                self._untold.append(content.number)
 
     def _number(self, content: Content, access: float) -> None:
         storages = self._storages
@@ -105,7 +114,9 @@ class Pool:
         self._numbers.append(weakref.ref(content))
         storages.resident[number] = content.resident
         storages.last_access[number] = access
-        if content.call is not None:
-            storages.grow(number, content.call.cost, {view.content.number for view in content.call.views})
+        call = content.call
+        if call is not None:
+            storages.grow(number, call.cost, {view.content.number for view in call.views})
             self._heuristic.declared(number)
-            self.offer(content)
+            if content.resident and content.size and content.locks == 0:
+                storages.pool[number] = None

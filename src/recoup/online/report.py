@@ -31,8 +31,10 @@ class Report:
 
     def reached(self, memory: int, wanted: int = 0) -> None:
         """So much memory is, or will be, in use; ``wanted`` if nothing had been evicted."""
-        self.peak_bytes = max(self.peak_bytes, memory)
-        self.wanted_bytes = max(self.wanted_bytes, wanted)
+        if memory > self.peak_bytes:
+            self.peak_bytes = memory
+        if wanted > self.wanted_bytes:
+            self.wanted_bytes = wanted
 
     def keep(self, operator: str) -> None:
         """Note an operator that cannot be repeated."""

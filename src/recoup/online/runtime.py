@@ -17,13 +17,13 @@ from typing import Any
 import torch
 
 from recoup.errors import BudgetError, SettingError
-from recoup.online.adapter import OperatorMode, default_generator, describe, key_of, pick_device, storage_of
+from recoup.online.adapter import OperatorMode, default_generator, describe, pick_device, storage_of
 from recoup.online.calls import Call, RandomState, Scratch, View, flat_tensors, replaced
 from recoup.online.contents import Content
 from recoup.online.exposed import exposing_methods
 from recoup.online.heuristics import make
 from recoup.online.keeper import Keeper
-from recoup.online.learned import Learned, Lessons, read_arguments
+from recoup.online.learned import TIMED_RUNS, Learned, Lessons, read_arguments
 from recoup.online.learner import Learner
 from recoup.online.metadata import Heuristic
 from recoup.online.operators import Traits, read_traits, written_tensors
@@ -121,7 +121,7 @@ class Runtime(OperatorMode):
         traits = self._traits.get(func)
         if traits is None:
             traits = self._traits[func] = read_traits(func, self._device)
-        if traits.looks:  # what is evicted can be looked at as it is
+        if traits.looks and keeper.is_there(args[0]):  # a view of what is evicted would be out of its bounds
             return func(*args, **kwargs) if kwargs else func(*args)
         tensors: list[torch.Tensor] = []
         key: list[Any] = [func]
@@ -164,7 +164,8 @@ class Runtime(OperatorMode):
         state = RandomState(kwargs.get("generator") or default_generator(self._device)) if traits.random else None
         start = time.perf_counter()
         try:
-            result = self._lessons.run(known, func, args, kwargs)
+            teaches = known.runs < TIMED_RUNS
+            result = self._lessons.run(known, func, args, kwargs) if teaches else func(*args, **kwargs)
         except torch.OutOfMemoryError:  # the allocator's memory is in pieces, or a workspace is larger than ever before
             if traits.writes or traits.random:
                 raise
@@ -173,7 +174,7 @@ class Runtime(OperatorMode):
             result = func(*args, **kwargs)
         end = time.perf_counter()
         made = (result,) if isinstance(result, torch.Tensor) else flat_tensors((result,), [])
-        fresh = {key_of(storage_of(tensor)): tensor for tensor in made if keeper.is_new(tensor)}
+        fresh = keeper.new_storages(made)
         call = None
         begun: list[Content] = []
         over: list[tuple[Content, Content]] = []
@@ -182,8 +183,8 @@ class Runtime(OperatorMode):
                 call = self._remember(func, args, kwargs, tensors, contents, statistics, state, known)
             if call is None and fresh:
                 report.keep(describe(func))
-            begun, over = self._note(call, list(fresh.values()), written)
-            known.size = max(known.size, sum(storage_of(tensor).nbytes() for tensor in fresh.values()))
+            begun, over = self._note(call, fresh, written)
+            known.size = max(known.size, sum(content.size for content in begun))
             if known.workspace:
                 report.reached(keeper.memory + known.workspace)
         if learner is not None:
@@ -196,11 +197,11 @@ class Runtime(OperatorMode):
         return result
 
     def _note(
-        self, call: Call | None, fresh: Sequence[torch.Tensor], written: dict[Content, torch.Tensor]
+        self, call: Call | None, fresh: Sequence[torch.UntypedStorage], written: dict[Content, torch.Tensor]
     ) -> tuple[list[Content], list[tuple[Content, Content]]]:
         """What an operator made, and what it wrote to and can make again."""
         keeper = self._keeper
-        begun = [keeper.begin(storage_of(tensor), call) for tensor in fresh]
+        begun = [keeper.begin(storage, call) for storage in fresh]
         over = [(old, keeper.begin(storage_of(tensor), call)) for old, tensor in written.items()]
         if call is not None:
             call.outputs = [weakref.ref(content) for content in begun] + [weakref.ref(new) for _, new in over]

@@ -1,5 +1,6 @@
 """Models to plan and to measure, written from their papers: any size, from a test's to the one people train."""
 
+from recoup.torch.models.cifar import CifarResNet
 from recoup.torch.models.common import BlockModel
 from recoup.torch.models.densenet import DenseNet
 from recoup.torch.models.fcn import FCN8
@@ -22,6 +23,7 @@ __all__ = [
     "MODELS",
     "VGG",
     "BlockModel",
+    "CifarResNet",
     "DenseNet",
     "Example",
     "GoogLeNet",

@@ -32,24 +32,26 @@ def _random_tree(leaves: int, vocabulary: int, chance: random.Random) -> Tree:
 
 
 class TreeLSTM(nn.Module):
-    """A binary tree-structured LSTM (Tai et al., 2015); a batch of trees is their sum of losses."""
+    """A binary tree-structured LSTM (Tai et al., 2015). With ``rows``, a tree stands for so many sentences that have
+    one parse; their tokens follow those of the tree."""
 
-    def __init__(self, vocabulary: int = 50, width: int = 32, classes: int = 5) -> None:
+    def __init__(self, vocabulary: int = 50, width: int = 32, classes: int = 5, rows: int = 1) -> None:
         super().__init__()
-        self.width = width
+        self.vocabulary = vocabulary
+        self.rows = rows
         self.embedding = nn.Embedding(vocabulary, width)
         self.leaf = nn.Linear(width, 3 * width)
         self.node = nn.Linear(2 * width, 5 * width)
         self.head = nn.Linear(width, classes)
 
     def forward(self, trees: Sequence[Tree]) -> Tensor:
-        """Logits, one row for each tree's root."""
+        """Logits, one row for each sentence."""
         return self.head(torch.cat([self._visit(tree)[0] for tree in trees]))
 
     def _visit(self, tree: Tree) -> tuple[Tensor, Tensor]:
         if not tree.children:
-            token = torch.tensor([tree.token], device=self.head.weight.device)
-            i, o, u = self.leaf(self.embedding(token)).chunk(3, 1)
+            tokens = torch.arange(tree.token, tree.token + self.rows, device=self.head.weight.device) % self.vocabulary
+            i, o, u = self.leaf(self.embedding(tokens)).chunk(3, 1)
             c = torch.sigmoid(i) * torch.tanh(u)
             return torch.sigmoid(o) * torch.tanh(c), c
         (left, left_c), (right, right_c) = (self._visit(child) for child in tree.children)

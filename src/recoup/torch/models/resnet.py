@@ -12,18 +12,12 @@ from recoup.torch.models.common import BlockModel, conv_norm_relu
 _EXPANSION = 4
 
 
-class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions around a shortcut, which is a convolution where the shape changes."""
+class Residual(nn.Module):
+    """A body around which there is a shortcut; that is a convolution where the shape changes."""
 
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
+    def __init__(self, body: nn.Module, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        outputs = width * _EXPANSION
-        self.body = nn.Sequential(
-            conv_norm_relu(inputs, width, 1),
-            conv_norm_relu(width, width, 3, stride),
-            nn.Conv2d(width, outputs, 1, bias=False),
-            nn.BatchNorm2d(outputs),
-        )
+        self.body = body
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
             self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
@@ -34,6 +28,18 @@ class Bottleneck(nn.Module):
         out: Tensor = self.body(x)
         out += self.shortcut(x)
         return cast(Tensor, self.relu(out))
+
+
+def bottleneck(inputs: int, width: int, stride: int) -> Residual:
+    """1x1, 3x3 and 1x1 convolutions."""
+    outputs = width * _EXPANSION
+    body = nn.Sequential(
+        conv_norm_relu(inputs, width, 1),
+        conv_norm_relu(width, width, 3, stride),
+        nn.Conv2d(width, outputs, 1, bias=False),
+        nn.BatchNorm2d(outputs),
+    )
+    return Residual(body, inputs, outputs, stride)
 
 
 class ResNet(BlockModel):
@@ -47,7 +53,7 @@ class ResNet(BlockModel):
         for stage, count in enumerate(layers):
             for i in range(count):
                 stride = 2 if stage > 0 and i == 0 else 1
-                self.bottlenecks.append(Bottleneck(channels, width * 2**stage, stride))
+                self.bottlenecks.append(bottleneck(channels, width * 2**stage, stride))
                 channels = width * 2**stage * _EXPANSION
         self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
 
@@ -58,7 +64,7 @@ class ResNet(BlockModel):
     def forward(self, x: Tensor) -> Tensor:
         """Logits of shape (batch, classes)."""
         x = self.stem(x)
-        for bottleneck in self.bottlenecks:
-            x = bottleneck(x)
+        for block in self.bottlenecks:
+            x = block(x)
         logits: Tensor = self.head(x)
         return logits

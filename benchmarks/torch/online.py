@@ -1,0 +1,156 @@
+"""What DTR costs on live programs: with room for everything, with less online, and with less once it has learned."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+import recoup
+from recoup.online.report import Report
+from recoup.torch.memory import measure_peak
+from recoup.torch.models import CifarResNet, example
+from recoup.torch.models.dynamic import Tree, TreeLSTM
+
+ROOM = 2**50
+SLACK = 0.05  # of the budget that the process may reserve beyond it
+PATIENCE = 90.0  # seconds of training within which a step must have been learned
+WARM, ROUNDS, STEPS = 3, 3, 4
+
+Step = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A step: median seconds and peak, beside the plain seconds; what DTR did in it."""
+
+    model: str
+    what: str
+    seconds: float
+    peak: int
+    plain_seconds: float
+    budget: int | None = None
+    did: str = ""
+
+    def row(self) -> str:
+        """One line for people."""
+        line = f"{self.model:12} {self.what:12} {1000 * self.seconds:8.1f} ms   "
+        line += f"{self.seconds / self.plain_seconds:.3f} of plain   peak {self.peak / 2**30:8.3f} GiB"
+        if self.budget is not None:
+            line += f" of {self.budget / 2**30:.3f}{'   OVER BUDGET' if self.peak > self.budget else ''}"
+        return line + self.did
+
+
+def runs(model: str, shares: list[float], size: str, device: torch.device, sample: bool) -> Iterator[Ran]:
+    """Plain, under DTR with room for everything, and at each share of the plain peak online and learned.
+
+    For the latter two the process is limited to the budget and 5 % more; that plain training fails there is checked.
+    """
+    step = _step(model, size == "small", device)
+    for _ in range(WARM):
+        step()
+    plain = measure_peak(step, device)
+    base = _seconds(step, device)
+    yield Ran(model, "plain", base, plain, base)
+    with recoup.dtr(ROOM, device=device) as run:
+        yield _measure(model, "full budget", step, device, base, run.report)
+    for share in shares:
+        budget = int(share * plain)
+        if _limit(device, int((1 + SLACK) * budget)):
+            try:
+                step()
+                print(f"{model:12} trains without DTR in a process limited to {1 + SLACK} of the budget", flush=True)
+            except torch.OutOfMemoryError:
+                print(f"{model:12} without DTR: out of memory in a process limited to 1.05 of the budget", flush=True)
+            step.clear()
+        for learn in (False, True):
+            gc.collect()
+            with recoup.dtr(budget, device=device, learn=learn, sample=sample) as run:
+                begin = time.perf_counter()
+                while learn and run.report.followed == 0 and time.perf_counter() - begin < PATIENCE:
+                    step()
+                yield _measure(model, f"{'learned' if learn else 'online'} {share:g}", step, device, base, run.report)
+        _limit(device, None)
+
+
+class _Training:
+    """A whole training step: forward, backward, and SGD with momentum."""
+
+    def __init__(self, net: nn.Module, loss: Callable[[], torch.Tensor]) -> None:
+        self._loss = loss
+        self._optimizer = torch.optim.SGD(net.parameters(), lr=1e-4, momentum=0.9)
+
+    def __call__(self) -> None:
+        self._loss().backward()
+        self._optimizer.step()
+        self.clear()
+
+    def clear(self) -> None:
+        """Let go of what a step that failed left behind, too."""
+        self._optimizer.zero_grad()
+
+
+def _step(model: str, small: bool, device: torch.device) -> _Training:
+    torch.manual_seed(0)
+    if model == "treelstm":
+        with torch.device(device):
+            tree_net = TreeLSTM(width=16 if small else 1024, rows=16 if small else 1024)
+        trees = [Tree.random(8 if small else 64, 50, seed) for seed in range(2)]
+        return _Training(tree_net, lambda: tree_net(trees).square().mean())
+    if model.startswith("cifar"):
+        with torch.device(device):
+            net = CifarResNet(int(model.removeprefix("cifar")))
+            x, y = torch.randn(4 if small else 1024, 3, 32, 32), torch.randint(10, (4 if small else 1024,))
+        return _Training(net, lambda: functional.cross_entropy(net(x), y))
+    name, _, batch = model.partition(":")
+    made = example(name, "small" if small else "full", int(batch) if batch and not small else None, device)
+    return _Training(made.model, lambda: made.loss(made.model(*made.inputs)))
+
+
+def _limit(device: torch.device, size: int | None) -> bool:
+    """Let the process reserve no more than ``size`` bytes of the device; False where that cannot be."""
+    if device.type != "cuda":
+        return False
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(1.0 if size is None else min(1.0, size / total), device)
+    return True
+
+
+def _measure(model: str, what: str, step: Step, device: torch.device, base: float, report: Report) -> Ran:
+    for _ in range(WARM):
+        step()
+    before = vars(report).copy()
+    seconds = _seconds(step, device)
+    count = ROUNDS * STEPS
+    each = {name: (getattr(report, name) - value) / count for name, value in before.items() if name in _COUNTED}
+    did = f"   {each['evictions']:.0f} evicted, {each['rematerializations']:.0f} repeated "
+    did += f"({1000 * each['remat_seconds']:.1f} ms), search {1000 * each['search_seconds']:.1f} ms, "
+    did += f"books {1000 * each['bookkeeping_seconds']:.1f} ms"
+    did += f", followed {each['followed']:.1f}"
+    peak = max(measure_peak(step, device) if device.type == "cuda" else 0, report.peak_bytes)
+    return Ran(model, what, seconds, peak, base, report.budget_bytes if report.budget_bytes < ROOM else None, did)
+
+
+_COUNTED = ("evictions", "rematerializations", "followed", "remat_seconds", "search_seconds", "bookkeeping_seconds")
+
+
+def _seconds(step: Step, device: torch.device) -> float:
+    """Of one step: the median of several rounds of several."""
+    times = []
+    for _ in range(ROUNDS):
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        start = time.perf_counter()
+        for _ in range(STEPS):
+            step()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append((time.perf_counter() - start) / STEPS)
+    return statistics.median(times)

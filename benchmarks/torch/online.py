@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 import recoup
+from recoup.online.adapter import pick_device
 from recoup.online.report import Report
 from recoup.torch.memory import measure_peak
 from recoup.torch.models import CifarResNet, example
@@ -117,6 +118,7 @@ def _limit(device: torch.device, size: int | None) -> bool:
     """Let the process reserve no more than ``size`` bytes of the device; False where that cannot be."""
     if device.type != "cuda":
         return False
+    device = pick_device(device)
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(device).total_memory
     torch.cuda.set_per_process_memory_fraction(1.0 if size is None else min(1.0, size / total), device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from recoup.online.metadata import Floats, Ints, Storages, doubled
+from recoup.online.metadata import Floats, Ints, Storages, taken
 from recoup.online.score import Score
 
 
@@ -21,12 +21,12 @@ class Around(Score):
     def costs(self, pool: Ints) -> Floats:
         """Its own cost and that of what is evicted around it."""
         self._refresh()
-        return self.storages.costs[pool] + self._around[pool]
+        return taken(self.storages.costs, pool) + self._around[pool]
 
     def _refresh(self) -> None:
         """Sum again for what is stale and in the pool; the rest stays stale."""
         while len(self._around) < self.storages.count:
-            self._around = doubled(self._around)
+            self._around = np.concatenate([self._around, np.zeros_like(self._around)])
         if self._changed:
             self._stale |= self.seen(self._changed)
             self._changed = set()

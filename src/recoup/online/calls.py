@@ -17,15 +17,18 @@ if TYPE_CHECKING:
     from recoup.online.contents import Content
 
 
+Geometry = tuple[int, torch.Size, tuple[int, ...]]
+
+
 class View:
     """A tensor, as a call remembers it: a content, and how to look at it (offset, size and stride)."""
 
     __slots__ = ("content", "dtype", "geometry")
 
-    def __init__(self, content: Content, tensor: torch.Tensor) -> None:
+    def __init__(self, content: Content, dtype: torch.dtype, geometry: Geometry) -> None:
         self.content = content
-        self.dtype = tensor.dtype
-        self.geometry = (tensor.storage_offset(), tensor.size(), tensor.stride())
+        self.dtype = dtype
+        self.geometry = geometry
 
 
 class Scratch:

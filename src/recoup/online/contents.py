@@ -10,6 +10,7 @@ resident becomes fixed in turn (the paper's banishing, Appendix C.4).
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -31,20 +32,18 @@ class Owner(Protocol):
 class Content:
     """See the module. ``number`` is its place in the arrays that heuristics look at."""
 
-    __slots__ = (
-        "__weakref__",
-        "call",
-        "exposed",
-        "keeps",
-        "locks",
-        "mark",
-        "number",
-        "own",
-        "owner",
-        "resident",
-        "size",
-        "storage",
-    )
+    # what most never change is said once, here
+    number = -1
+    resident = True
+    locks = 0
+    mark = -1
+    """Which value of a step it is, if a learner wants to know; each gets a higher one."""
+    exposed = False
+    """Whether something outside PyTorch can write to it, so that nothing made from it can be made again."""
+    own: torch.UntypedStorage | None = None
+    """Where the bytes are when no tensor of the program can reach them any more."""
+    keeps: Sequence[torch.UntypedStorage] = ()
+    """Fixed storages that it will be made from again: they must not die while it is away."""
 
     def __init__(self, size: int, storage: torch.UntypedStorage, call: Call | None, owner: Owner) -> None:
         self.size = size
@@ -52,17 +51,6 @@ class Content:
         """Where the program reaches it; None once it cannot."""
         self.call = call
         self.owner = owner
-        self.number = -1
-        self.mark = -1
-        """Which value of a step it is, if a learner wants to know; each gets a higher one."""
-        self.resident = True
-        self.exposed = False
-        """Whether something outside PyTorch can write to it, so that nothing made from it can be made again."""
-        self.locks = 0
-        self.own: torch.UntypedStorage | None = None
-        """Where the bytes are when no tensor of the program can reach them any more."""
-        self.keeps: list[torch.UntypedStorage] = []
-        """Fixed storages that it will be made from again: they must not die while it is away."""
 
     def __del__(self) -> None:
         if self.own is not None:
@@ -95,7 +83,7 @@ class Content:
     def come_back(self) -> None:
         """Its bytes are there again."""
         self.resident = True
-        self.keeps = []
+        self.keeps = ()
 
 
 class Holder:

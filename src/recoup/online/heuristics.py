@@ -15,7 +15,7 @@ import numpy as np
 
 from recoup.errors import MethodError
 from recoup.online.components import Classes
-from recoup.online.metadata import Floats, Heuristic, Ints
+from recoup.online.metadata import Floats, Heuristic, Ints, taken
 from recoup.online.neighbourhood import Ancestors, Exact
 from recoup.online.score import Score
 
@@ -27,7 +27,7 @@ class Local(Score):
 
     def costs(self, pool: Ints) -> Floats:
         """Its own cost."""
-        return self.storages.costs[pool]
+        return taken(self.storages.costs, pool)
 
 
 class Random(Score):

@@ -6,7 +6,6 @@ The choice is a heuristic's of the paper, over the same arrays that the simulato
 
 from __future__ import annotations
 
-import gc
 import time
 import warnings
 from collections.abc import Callable, Iterable
@@ -16,6 +15,7 @@ import torch
 from recoup.errors import BudgetError
 from recoup.online.adapter import CAN_EXCHANGE, below_autograd, exchange, has_no_bytes, key_of, storage_of
 from recoup.online.calls import Call, fresh_storages
+from recoup.online.collector import Collector
 from recoup.online.contents import Content, Holder
 from recoup.online.metadata import Heuristic
 from recoup.online.pool import Pool
@@ -46,11 +46,13 @@ class Keeper:
         self.on_release: Callable[[Content], None] | None = None
         """Told when the program lets go of a content."""
         self._pool = Pool(heuristic)
+        self._allocated: dict[int, int] = {}
+        self._collector = Collector()
         self._open = False
 
     def open(self) -> None:
         """Count what is there; none of it will be evicted."""
-        gc.collect()
+        self._collector.begin()
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         for storage in self.new_storages(live_tensors()):
@@ -60,6 +62,7 @@ class Keeper:
         self.wanted = self.memory
         self.report.reached(self.memory, self.wanted)
         if self.memory > self._budget:
+            self._collector.end()
             raise BudgetError(
                 f"{format_bytes(self.memory)} are allocated already, more than the budget of "
                 f"{format_bytes(self._budget)}"
@@ -78,6 +81,7 @@ class Keeper:
                     self._bring_back_held()
         finally:
             self._open = False
+            self._collector.end()
         if self.device.type == "cuda":
             self.report.reached(torch.cuda.max_memory_allocated(self.device))
         if self.memory > budget:
@@ -131,7 +135,11 @@ class Keeper:
 
     def begin(self, storage: torch.UntypedStorage, call: Call | None) -> Content:
         """A new content in a storage, in place of the one that it had."""
-        content = Content(allocated_size(storage.nbytes(), self.device), storage, call, self)
+        size = storage.nbytes()
+        allocated = self._allocated.get(size)
+        if allocated is None:
+            allocated = self._allocated[size] = allocated_size(size, self.device)
+        content = Content(allocated, storage, call, self)
         holder = self._holder(storage)
         if holder is None:
             storage.__dict__[_HOLDER] = Holder(content, self)
@@ -142,6 +150,7 @@ class Keeper:
     def _add(self, content: Content) -> None:
         if self._pool.full:
             self._let_go()
+            self._pool.renumber(content)
         self._pool.add(content, self.clock)
 
     def _holder(self, storage: torch.UntypedStorage) -> Holder | None:
@@ -232,7 +241,7 @@ class Keeper:
             if victim is not None:
                 self._evict(victim)
             elif not collected:
-                gc.collect()  # tensors in cycles of Python objects are held by nobody
+                self._collector.collect()  # tensors in cycles of Python objects are held by nobody
                 self._let_go()
                 self.look()
                 collected = True
@@ -251,7 +260,7 @@ class Keeper:
                 stack += [view.content for view in content.call.views if not view.content.resident]
         for content in self._pool.living():
             if content.keeps and content not in needed:
-                content.keeps = []
+                content.keeps = ()
 
     def look(self) -> None:
         """Take the allocator's own count, where there is one: it sees what passes no operator."""
@@ -433,12 +442,12 @@ class Keeper:
     def fix(self, content: Content) -> None:
         """From now on it cannot be made again; what is away and will be made from it must keep it alive."""
         content.call = None
-        content.keeps = []
+        content.keeps = ()
         self._pool.withdraw(content)
         if content.resident:
             for dependent in self._pool.dependents(content):
                 if not dependent.resident:
-                    dependent.keeps.append(content.memory())
+                    dependent.keeps = (*dependent.keeps, content.memory())
 
     def give_out(self, tensor: torch.Tensor, lasting: bool) -> None:
         """The program takes a tensor's bytes past the dispatcher; if for longer, they can never be evicted again."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,6 @@ from recoup.online.calls import fresh_storages, replaced
 from recoup.online.report import Report
 from recoup.torch.memory import allocated_size
 
-_VALUES = frozenset((int, str, type(None), torch.dtype, torch.layout, torch.device, torch.memory_format))
 SCALARS = 64  # bytes that an operator may take on CPU to wrap numbers as tensors
 TIMED_RUNS = 3  # the first of them warms up; the least of them counts
 
@@ -30,19 +29,6 @@ class Learned:
     """Different for different operators and kinds of arguments."""
     seconds: float = 0.0
     runs: int = 0
-
-
-def read_arguments(values: Iterable[Any], tensors: list[torch.Tensor], key: list[Any]) -> None:
-    """Collect the tensors, and all that an operator's cost depends on."""
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            tensors.append(value)
-            key += (value.shape, value.stride(), value.dtype)
-        elif isinstance(value, list | tuple):
-            key.append(len(value))
-            read_arguments(value, tensors, key)
-        else:  # the value of a float or a bool changes no size; a rate that decays is no new operator
-            key.append(value if type(value) in _VALUES else type(value))
 
 
 class Lessons:

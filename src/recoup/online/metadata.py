@@ -1,11 +1,13 @@
 """What heuristics see of storages, and what a heuristic is.
 
 Things happen to storages one at a time, and a choice looks at all that may be evicted at once. So what is read one by
-one is in lists, what a choice reads is in arrays, and size and cost, which hardly ever change, are in both.
+one is in lists, what a choice reads is in arrays (Python's own, which grow; :func:`taken` reads them), and size and
+cost, which hardly ever change, are in both.
 """
 
 from __future__ import annotations
 
+from array import array
 from typing import Protocol
 
 import numpy as np
@@ -25,9 +27,9 @@ class Storages:
         self.count = 0
         self.size: list[int] = []
         self.cost: list[float] = []
-        self.sizes: Floats = np.zeros(64)
-        self.costs: Floats = np.zeros(64)
-        self.last_access: Floats = np.zeros(64)
+        self.sizes = array("d")
+        self.costs = array("d")
+        self.last_access = array("d")
         self.resident: list[bool] = []
         self.dependencies: list[set[int]] = []
         self.dependents: list[set[int]] = []
@@ -38,9 +40,9 @@ class Storages:
         """A new storage, not there yet."""
         number = self.count
         self.count += 1
-        if self.count > len(self.sizes):
-            self.sizes, self.costs, self.last_access = map(doubled, (self.sizes, self.costs, self.last_access))
-        self.sizes[number] = size
+        self.sizes.append(size)
+        self.costs.append(0)
+        self.last_access.append(0)
         self.size.append(size)
         self.cost.append(0)
         self.resident.append(False)
@@ -58,9 +60,9 @@ class Storages:
             self.dependents[other].add(storage)
 
 
-def doubled(array: Floats) -> Floats:
-    """The array with as much room again."""
-    return np.concatenate([array, np.zeros_like(array)])
+def taken(numbers: array[float], storages: Ints) -> Floats:
+    """The numbers of some storages."""
+    return np.frombuffer(numbers)[storages]
 
 
 class Heuristic(Protocol):

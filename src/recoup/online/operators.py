@@ -9,8 +9,10 @@ import torch
 
 from recoup.online.calls import flat_tensors
 
-_STATISTICS = {"native_batch_norm": 5, "cudnn_batch_norm": 5, "miopen_batch_norm": 5}
-"""Batch norms that write to their arguments 3 and 4 without saying so, and where the flag is that makes them."""
+STATISTICS = slice(3, 5)
+"""Where a batch norm has its running statistics."""
+_FLAGS = {"native_batch_norm": 5, "cudnn_batch_norm": 5, "miopen_batch_norm": 5}
+"""Batch norms that write to their running statistics without saying so, and where the flag is that makes them."""
 _COLLECTIVES = ("_c10d_functional", "c10d_functional", "c10d", "symm_mem")
 _ATOMIC = {"scatter_add", "scatter_reduce", "index_add", "index_put", "_unsafe_index_put", "put", "cumsum"}
 _NEW_STORAGE = {"set_", "resize_", "resize_as_", "set_data"}
@@ -38,7 +40,7 @@ class Traits:
         """Running statistics that this call writes to and does not read."""
         if self.training_flag == 0 or (self.training_flag > 0 and not args[self.training_flag]):
             return []
-        return [value for value in args[3:5] if value is not None]
+        return [value for value in args[STATISTICS] if value is not None]
 
 
 def written_tensors(traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
@@ -67,7 +69,7 @@ def read_traits(func: Any, device: torch.device) -> Traits:
         func.namespace not in _COLLECTIVES and not differs,
         name in _NEW_STORAGE,
         not writes and _only_looks(func),
-        -1 if name == "_batch_norm_with_update" else _STATISTICS.get(name, 0),
+        -1 if name == "_batch_norm_with_update" else _FLAGS.get(name, 0),
     )
 
 

@@ -21,14 +21,26 @@ class Pool:
 
     @property
     def full(self) -> bool:
-        """Whether the next content makes the numbers be given anew: the time to let go of what nobody needs."""
+        """Whether it is time to let go of what nobody needs, and to give numbers anew."""
         return len(self._numbers) >= self._compact_at
 
     def add(self, content: Content, clock: float) -> None:
         """A new content; it may be evicted if its call can be repeated."""
-        if self.full:
-            self._begin([other for other in self.living() if other is not content])
-        self._number(content, clock)
+        storages = self._storages
+        number = content.number = storages.add(content.size)
+        self._numbers.append(weakref.ref(content))
+        storages.resident[number] = content.resident
+        storages.last_access[number] = clock
+        call = content.call
+        if call is not None:
+            storages.grow(number, call.cost, {view.content.number for view in call.views})
+            self._heuristic.declared(number)
+            if content.resident and content.size and content.locks == 0:
+                storages.pool[number] = None
+
+    def renumber(self, newcomer: Content) -> None:
+        """Give numbers anew to all that are left but the newcomer, which has none yet."""
+        self._begin([content for content in self.living() if content is not newcomer])
 
     def offer(self, content: Content) -> None:
         """It may be evicted from now on, if nothing speaks against it."""
@@ -103,20 +115,7 @@ class Pool:
         drop much more than is ever evicted."""
         self._compact_at = 2 * len(contents) + _COMPACT
         for content, access in zip(contents, last, strict=True):
-            self._number(content, access)
+            self.add(content, access)
         for content in contents:
             if not content.resident:
                 self._untold.append(content.number)
-
-    def _number(self, content: Content, access: float) -> None:
-        storages = self._storages
-        number = content.number = storages.add(content.size)
-        self._numbers.append(weakref.ref(content))
-        storages.resident[number] = content.resident
-        storages.last_access[number] = access
-        call = content.call
-        if call is not None:
-            storages.grow(number, call.cost, {view.content.number for view in call.views})
-            self._heuristic.declared(number)
-            if content.resident and content.size and content.locks == 0:
-                storages.pool[number] = None

@@ -18,12 +18,13 @@ import torch
 
 from recoup.errors import BudgetError, SettingError
 from recoup.online.adapter import OperatorMode, default_generator, describe, pick_device, storage_of
-from recoup.online.calls import Call, RandomState, Scratch, View, flat_tensors, replaced
+from recoup.online.arguments import Arguments
+from recoup.online.calls import Call, RandomState, flat_tensors
 from recoup.online.contents import Content
 from recoup.online.exposed import exposing_methods
 from recoup.online.heuristics import make
 from recoup.online.keeper import Keeper
-from recoup.online.learned import TIMED_RUNS, Learned, Lessons, read_arguments
+from recoup.online.learned import TIMED_RUNS, Lessons
 from recoup.online.learner import Learner
 from recoup.online.metadata import Heuristic
 from recoup.online.operators import Traits, read_traits, written_tensors
@@ -31,7 +32,6 @@ from recoup.online.report import Report
 from recoup.torch.memory import allocated_size, automatic_budget
 from recoup.units import Budget, resolve_budget
 
-_SMALL = 16  # elements: arguments of another device up to this size are copied into the call
 _open: set[torch.device] = set()
 _LOOK_EVERY = 64  # operators between two looks at the allocator's own count
 
@@ -123,19 +123,13 @@ class Runtime(OperatorMode):
             traits = self._traits[func] = read_traits(func, self._device)
         if traits.looks and keeper.is_there(args[0]):  # a view of what is evicted would be out of its bounds
             return func(*args, **kwargs) if kwargs else func(*args)
-        tensors: list[torch.Tensor] = []
-        key: list[Any] = [func]
-        read_arguments(args, tensors, key)
-        if kwargs:
-            key.append(tuple(kwargs))
-            read_arguments(kwargs.values(), tensors, key)
-        else:
-            kwargs = {}
-        contents = [keeper.content_of(tensor) for tensor in tensors]
+        kwargs = kwargs or {}
+        read = Arguments(func, args, kwargs, keeper)
+        contents = read.contents
         statistics = traits.statistics(args) if traits.training_flag else []
         for tensor in statistics:
             self._give_up(tensor)
-        known = self._lessons.find(tuple(key), func, args, kwargs, tensors)
+        known = self._lessons.find(tuple(read.key), func, args, kwargs, read.tensors)
         learner = self._learner if report.evictions else None
         if learner is not None:
             learner.before(known.number)
@@ -180,7 +174,7 @@ class Runtime(OperatorMode):
         over: list[tuple[Content, Content]] = []
         if fresh or written:
             if traits.repeatable and not lasting:
-                call = self._remember(func, args, kwargs, tensors, contents, statistics, state, known)
+                call = read.call(func, statistics, state, known)
             if call is None and fresh:
                 report.keep(describe(func))
             begun, over = self._note(call, fresh, written)
@@ -248,37 +242,6 @@ class Runtime(OperatorMode):
         content = self._keeper.content_of(tensor)
         if content is not None:
             self._keeper.before_loss(content)
-
-    def _remember(
-        self,
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        tensors: Sequence[torch.Tensor],
-        contents: Sequence[Content | None],
-        statistics: Sequence[torch.Tensor],
-        state: RandomState | None,
-        known: Learned,
-    ) -> Call | None:
-        """The call, to be run again; None if something that it read cannot be kept."""
-        others: list[Any] = []
-        views: list[View] = []
-        for tensor, content in zip(tensors, contents, strict=True):
-            if statistics and any(tensor is one for one in statistics):
-                others.append(Scratch(tensor))
-            elif content is None or content.exposed or tensor.is_conj() or tensor.is_neg():
-                if tensor.numel() > _SMALL or content is not None:
-                    return None
-                others.append(tensor.detach().clone())
-            else:
-                view = View(content, tensor)
-                others.append(view)
-                views.append(view)
-        each = iter(others)
-        again = replaced(args, each)
-        names = dict(zip(kwargs, replaced(tuple(kwargs.values()), each), strict=True)) if kwargs else kwargs
-        grad_mode = torch.is_grad_enabled()
-        return Call(func, again, names, views, state, grad_mode, known.seconds, known.size, known.workspace, [], [])
 
     def _run_moving(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], contents: Sequence[Content | None]

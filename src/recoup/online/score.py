@@ -8,7 +8,7 @@ from itertools import islice
 
 import numpy as np
 
-from recoup.online.metadata import Floats, Ints, Storages
+from recoup.online.metadata import Floats, Ints, Storages, taken
 
 
 class Score:
@@ -55,15 +55,15 @@ class Score:
             pool = dict.fromkeys(islice(pool, self._chance.randrange(every), None, every))
         found = np.fromiter(pool, np.int64, len(pool))
         if self.small:
-            sizes = self.storages.sizes[found]
+            sizes = taken(self.storages.sizes, found)
             found = found[sizes >= self.small * sizes.mean()]
         return found
 
     def scores(self, pool: Ints, clock: float) -> Floats:
         """The score of each storage in the pool."""
-        below = self.storages.sizes[pool] if self.by_size else np.ones(len(pool))
+        below = taken(self.storages.sizes, pool) if self.by_size else np.ones(len(pool))
         if self.by_staleness:
-            below *= clock - self.storages.last_access[pool]
+            below *= clock - taken(self.storages.last_access, pool)
         scores = np.full(len(pool), np.inf)
         np.divide(self.costs(pool), below, out=scores, where=below != 0)
         return scores

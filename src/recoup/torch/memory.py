@@ -74,11 +74,22 @@ def live_bytes(tensors: Iterable[torch.Tensor], device: torch.device) -> int:
 
 def live_tensors() -> Iterable[torch.Tensor]:
     """Every tensor that Python knows of, and the gradients of leaves."""
-    for thing in gc.get_objects():
+    for thing in _objects():
         if issubclass(type(thing), torch.Tensor) and not is_fake(thing):
             yield thing
             if thing.is_leaf and thing.grad is not None:
                 yield thing.grad
+
+
+def _objects() -> list[Any]:
+    """All that the garbage collector knows of, what it was told to leave alone (``gc.freeze``) included."""
+    frozen = gc.get_freeze_count() > 0
+    if frozen:
+        gc.unfreeze()
+    found = gc.get_objects()
+    if frozen:
+        gc.freeze()
+    return found
 
 
 def automatic_budget(device: torch.device) -> int:

@@ -51,7 +51,7 @@ class Ran:
 def runs(model: str, shares: list[float], size: str, device: torch.device, sample: bool) -> Iterator[Ran]:
     """Plain, under DTR with room for everything, and at each share of the plain peak online and learned.
 
-    For the latter two the process is limited to the budget and 5 % more; that plain training fails there is checked.
+    Last, a few steps in a process that may reserve no more than the budget and 5 %, where plain training must fail.
     """
     step = _step(model, size == "small", device)
     for _ in range(WARM):
@@ -63,13 +63,6 @@ def runs(model: str, shares: list[float], size: str, device: torch.device, sampl
         yield _measure(model, "full budget", step, device, base, run.report)
     for share in shares:
         budget = int(share * plain)
-        if _limit(device, int((1 + SLACK) * budget)):
-            try:
-                step()
-                print(f"{model:12} trains without DTR in a process limited to {1 + SLACK} of the budget", flush=True)
-            except torch.OutOfMemoryError:
-                print(f"{model:12} without DTR: out of memory in a process limited to 1.05 of the budget", flush=True)
-            step.clear()
         for learn in (False, True):
             gc.collect()
             with recoup.dtr(budget, device=device, learn=learn, sample=sample) as run:
@@ -77,7 +70,30 @@ def runs(model: str, shares: list[float], size: str, device: torch.device, sampl
                 while learn and run.report.followed == 0 and time.perf_counter() - begin < PATIENCE:
                     step()
                 yield _measure(model, f"{'learned' if learn else 'online'} {share:g}", step, device, base, run.report)
-        _limit(device, None)
+    if device.type == "cuda" and shares:
+        print(f"{model:12} {_limited(step, int(min(shares) * plain), pick_device(device))}", flush=True)
+
+
+def _limited(step: _Training, budget: int, device: torch.device) -> str:
+    """Does it train in a process that may reserve no more than the budget and 5 %?"""
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (1 + SLACK) * budget / total), device)
+    try:
+        step()
+        said = "trains without DTR"
+    except torch.OutOfMemoryError:
+        said = "without DTR: out of memory"
+    step.clear()
+    with recoup.dtr(budget, device=device, learn=False) as run:
+        for _ in range(WARM):
+            step()
+    reserved = torch.cuda.max_memory_reserved(device)
+    torch.cuda.set_per_process_memory_fraction(1.0, device)
+    return (
+        f"may reserve {1 + SLACK:g} of {budget / 2**30:.3f} GiB. {said}; with DTR: {WARM} steps, "
+        f"peak {run.report.peak_bytes / 2**30:.3f}, reserved {reserved / 2**30:.3f} GiB"
+    )
 
 
 class _Training:
@@ -114,17 +130,6 @@ def _step(model: str, small: bool, device: torch.device) -> _Training:
     return _Training(made.model, lambda: made.loss(made.model(*made.inputs)))
 
 
-def _limit(device: torch.device, size: int | None) -> bool:
-    """Let the process reserve no more than ``size`` bytes of the device; False where that cannot be."""
-    if device.type != "cuda":
-        return False
-    device = pick_device(device)
-    torch.cuda.empty_cache()
-    total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(1.0 if size is None else min(1.0, size / total), device)
-    return True
-
-
 def _measure(model: str, what: str, step: Step, device: torch.device, base: float, report: Report) -> Ran:
     for _ in range(WARM):
         step()
@@ -135,8 +140,9 @@ def _measure(model: str, what: str, step: Step, device: torch.device, base: floa
     did = f"   {each['evictions']:.0f} evicted, {each['rematerializations']:.0f} repeated "
     did += f"({1000 * each['remat_seconds']:.1f} ms), search {1000 * each['search_seconds']:.1f} ms, "
     did += f"books {1000 * each['bookkeeping_seconds']:.1f} ms"
-    did += f", followed {each['followed']:.1f}"
-    peak = max(measure_peak(step, device) if device.type == "cuda" else 0, report.peak_bytes)
+    did += f", followed {each['followed']:.1f}" + (f", exceeded by {report.exceeded}" if report.exceeded else "")
+    did += f", highest ever {report.peak_bytes / 2**30:.3f}"
+    peak = measure_peak(step, device) if device.type == "cuda" else report.peak_bytes
     return Ran(model, what, seconds, peak, base, report.budget_bytes if report.budget_bytes < ROOM else None, did)
 
 

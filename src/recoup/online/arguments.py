@@ -87,10 +87,7 @@ class Arguments:
             if any(tensor.numel() > _SMALL for tensor in flat_tensors((places, tuple(names.values())), [])):
                 return None
             places, names = _copied(places), dict(zip(names, _copied(names.values()), strict=True))
-        enabled = torch.is_grad_enabled()
-        return Call(
-            func, tuple(places), names, views, state, enabled, known.seconds, known.size, known.workspace, [], []
-        )
+        return Call(func, tuple(places), names, views, state, torch.is_grad_enabled(), known)
 
 
 def _copied(values: Iterable[Any]) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import weakref
 
     from recoup.online.contents import Content
+    from recoup.online.learned import Learned
 
 
 Geometry = tuple[int, torch.Size, tuple[int, ...]]
@@ -51,13 +52,13 @@ class Call:
     state: RandomState | None
     grad_mode: bool
     """Whether gradients were enabled: some kernels keep more for a backward."""
-    cost: float
-    size: int
-    """Bytes of all its new storages and of what it writes to."""
-    workspace: int
-    writes: list[int]
+    known: Learned
+    """What it takes, as far as is known now."""
+    writes: list[int] = field(default_factory=list)
     """Positions in ``views`` of what it writes to, one for each content."""
-    outputs: list[weakref.ref[Content]]
+    written: int = 0
+    """Bytes of these."""
+    outputs: list[weakref.ref[Content]] = field(default_factory=list)
     """What it made: new storages in order of appearance, then what it wrote to."""
 
     def again(self, sources: Sequence[torch.UntypedStorage]) -> Any:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import gc
 
+_STARTUP = 10_000  # objects that some Pythons leave alone from the start, and never more
+
 
 class Collector:
     """Leaves alone what was there before, unless somebody else has asked for that already."""
@@ -19,7 +21,7 @@ class Collector:
     def begin(self) -> None:
         """Collect, and look at what is left no more."""
         gc.collect()
-        if gc.get_freeze_count() == 0:
+        if gc.get_freeze_count() < _STARTUP:
             gc.freeze()
             self._froze = True
 

@@ -361,7 +361,8 @@ class Keeper:
 
     def _repeat(self, call: Call) -> None:
         """Run a call again; what it makes and is away comes back, the rest is dropped."""
-        size = call.size * (1 if CAN_EXCHANGE else 2) + call.workspace
+        known = call.known
+        size = (known.size + call.written) * (1 if CAN_EXCHANGE else 2) + known.workspace
         self.make_room(size, f"repeating {call.func}")
         self.report.reached(self.memory + size)
         sources = [view.content.memory() for view in call.views]
@@ -375,9 +376,9 @@ class Keeper:
             content = reference()
             if content is not None and not content.resident:
                 self._return(content, storage)
-        self.clock += call.cost
+        self.clock += known.seconds
         self.report.rematerializations += 1
-        self.report.remat_seconds += call.cost
+        self.report.remat_seconds += known.seconds
         self.report.check(self._limit)
 
     def _private(self, content: Content) -> torch.UntypedStorage:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from recoup.online.adapter import below_autograd, storage_of
+from recoup.online.adapter import below_autograd, describe, storage_of
 from recoup.online.calls import fresh_storages, replaced
 from recoup.online.report import Report
 from recoup.torch.memory import allocated_size
@@ -69,8 +69,10 @@ class Lessons:
         start.record()
         result = func(*args, **kwargs)
         end.record()
-        above = torch.cuda.max_memory_allocated(self.device) - torch.cuda.memory_allocated(self.device)
-        known.workspace = above if known.runs == 0 else min(known.workspace, above)
+        highest = torch.cuda.max_memory_allocated(self.device)
+        self._report.exceed(describe(func), highest)
+        above = highest - torch.cuda.memory_allocated(self.device)
+        known.workspace = above if known.runs == 0 else max(known.workspace, above)
         known.runs += 1
         self._pending.append((known, start, end))
         return result
@@ -86,7 +88,7 @@ class Lessons:
     ) -> Learned:
         """Bytes of what it will return, from PyTorch's own shape functions; the inputs' bytes where there is none.
 
-        A convolution that never ran may want as much again to work in, on CUDA.
+        A convolution that never ran may want as much to work in as it reads and writes, on CUDA.
         """
         metas = [torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device="meta") for one in tensors]
         others = iter(metas)
@@ -100,7 +102,11 @@ class Lessons:
             made = fresh_storages(result, [storage_of(one) for one in metas], torch.device("meta"))
             size = sum(allocated_size(storage.nbytes(), self.device) for storage in made)
         except Exception:  # any operator may have no shape function, or one that wants numbers
-            size = sum(allocated_size(one.numel() * one.element_size(), self.device) for one in tensors)
+            size = _bytes(tensors)
         if self.device.type != "cuda":
             return Learned(size, SCALARS)
-        return Learned(size, size if "conv" in func.overloadpacket.__name__ else 0)
+        return Learned(size, size + _bytes(tensors) if "conv" in func.overloadpacket.__name__ else 0)
+
+
+def _bytes(tensors: Sequence[torch.Tensor]) -> int:
+    return sum(one.numel() * one.element_size() for one in tensors)

@@ -33,7 +33,7 @@ class Pool:
         storages.last_access[number] = clock
         call = content.call
         if call is not None:
-            storages.grow(number, call.cost, {view.content.number for view in call.views})
+            storages.grow(number, call.known.seconds, {view.content.number for view in call.views})
             self._heuristic.declared(number)
             if content.resident and content.size and content.locks == 0:
                 storages.pool[number] = None

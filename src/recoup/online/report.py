@@ -27,6 +27,8 @@ class Report:
     bookkeeping_seconds: float = 0.0
     kept: list[str] = field(default_factory=list)
     """Operators whose results were kept because they cannot be repeated."""
+    exceeded: dict[str, int] = field(default_factory=dict)
+    """Operators that took more to work in than was known of them, and bytes by which that broke the budget."""
     _warned: bool = False
 
     def reached(self, memory: int, wanted: int = 0) -> None:
@@ -40,6 +42,11 @@ class Report:
         """Note an operator that cannot be repeated."""
         if operator not in self.kept:
             self.kept.append(operator)
+
+    def exceed(self, operator: str, memory: int) -> None:
+        """An operator brought the allocator's count to so much."""
+        if memory > self.budget_bytes:
+            self.exceeded[operator] = max(self.exceeded.get(operator, 0), memory - self.budget_bytes)
 
     def check(self, limit: float | None) -> None:
         """Warn once when repeating takes more than the limit allows."""
@@ -57,6 +64,14 @@ class Report:
 
     def close(self) -> None:
         """The block is over."""
+        if self.exceeded:
+            worst = max(self.exceeded, key=self.exceeded.__getitem__)
+            warnings.warn(
+                f"the budget was exceeded by {format_bytes(self.exceeded[worst])}: {worst} took more to work in, when "
+                f"it first ran, than could be foretold",
+                RecoupWarning,
+                stacklevel=3,
+            )
         if self.kept:
             warnings.warn(
                 f"results of {', '.join(self.kept)} were kept, because they cannot be computed again exactly",

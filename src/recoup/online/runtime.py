@@ -201,7 +201,7 @@ class Runtime(OperatorMode):
             call.outputs = [weakref.ref(content) for content in begun] + [weakref.ref(new) for _, new in over]
             for old, _ in over:
                 call.writes.append(next(index for index, view in enumerate(call.views) if view.content is old))
-                call.size += old.size
+                call.written += old.size
         for content in begun:
             keeper.count(content)
         for old, new in over:

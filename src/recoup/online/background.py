@@ -19,7 +19,8 @@ class Planning:
     """``recoup solve`` on a graph, started at once."""
 
     def __init__(self, graph: Graph, budget: int, seconds: float, gap: float) -> None:
-        self._graph = graph
+        self.budget = budget
+        self.graph = graph
         self._folder = tempfile.TemporaryDirectory(prefix="recoup-")
         path, answer = Path(self._folder.name) / "graph.json", Path(self._folder.name) / "answer.json"
         graph.save(path)
@@ -47,7 +48,7 @@ class Planning:
             steps = json.loads(self._answer.read_bytes())["schedule"]
         except (ValueError, KeyError):  # it failed, or was stopped
             return None
-        return None if steps is None else Schedule.of(self._graph, steps)
+        return None if steps is None else Schedule.of(self.graph, steps)
 
     def stop(self) -> None:
         """Nobody waits for the answer any more."""

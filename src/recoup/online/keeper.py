@@ -362,12 +362,13 @@ class Keeper:
     def _repeat(self, call: Call) -> None:
         """Run a call again; what it makes and is away comes back, the rest is dropped."""
         known = call.known
-        size = (known.size + call.written) * (1 if CAN_EXCHANGE else 2) + known.workspace
+        writes = [call.views[index].content for index in call.writes]
+        copied = sum(content.size for content in writes if not _can_be_written_over(content))
+        size = known.size + copied + known.workspace + (0 if CAN_EXCHANGE else known.size + call.written)
         self.make_room(size, f"repeating {call.func}")
         self.report.reached(self.memory + size)
         sources = [view.content.memory() for view in call.views]
-        for index in call.writes:
-            written = call.views[index].content
+        for written in writes:
             private = self._private(written)
             sources = [private if view.content is written else sources[i] for i, view in enumerate(call.views)]
         result = call.again(sources)
@@ -384,7 +385,7 @@ class Keeper:
     def _private(self, content: Content) -> torch.UntypedStorage:
         """Bytes of a content that a repeated call may write over: its own if it can be made again for others."""
         storage = content.memory()
-        if content.own is None or content.locks > 1 or content.call is None:
+        if not _can_be_written_over(content):
             copied = torch.UntypedStorage(storage.nbytes(), device=storage.device)
             return copied.copy_(storage)
         self.memory -= content.size
@@ -460,3 +461,8 @@ class Keeper:
             if lasting and not content.fixed:  # else it came from outside, and is as exposed as ever
                 content.exposed = True
                 self.before_loss(content)
+
+
+def _can_be_written_over(content: Content) -> bool:
+    """Whether nobody else reads its bytes, and it can be made again for those who will."""
+    return content.own is not None and content.locks <= 1 and content.call is not None

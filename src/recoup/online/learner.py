@@ -19,12 +19,13 @@ from recoup.online.contents import Content
 from recoup.online.keeper import Keeper
 from recoup.online.learned import Learned
 from recoup.online.notes import Note, Notes
-from recoup.online.orders import Order, orders
+from recoup.online.orders import Order, orders, peak_with_copies
 from recoup.online.repeats import Repeats
 
 _SECONDS = 20.0  # that a planner may take, in the background
 _GAP = 0.01
 _MARGIN = 0.005  # of the budget that a plan leaves for what is allocated past the dispatcher
+_TRIES = 3  # at plans, each for less, where what is made again must be copied into its place
 _AGREE = 32  # operators at the end of a step by which it is recognised
 _LOST = -1
 
@@ -38,6 +39,7 @@ class Learner:
         self._at: int = _LOST
         """Which operator of the step runs now."""
         self._planning: Planning | None = None
+        self._tries = 0
         self._lifetimes: dict[int, int] = {}
         self._watch()
 
@@ -64,6 +66,11 @@ class Learner:
             self._counts.append(len(self._values))
         if self._following:
             self._follow(at)
+
+    def ahead(self) -> None:
+        """Something evicted is looked at, for the operator to come: do now what is to be done before that."""
+        if self._following and self._at + 1 < len(self._step):
+            self._follow(self._at + 1)
 
     def after(
         self,
@@ -101,6 +108,7 @@ class Learner:
     def _forget_run(self) -> None:
         """Nothing is known of a current run of the step."""
         self._following = False
+        self._obeyed = _LOST
         self._values: list[weakref.ref[Content]] = []
         self._first = self._marks
         self._notes: Notes | None = None
@@ -166,8 +174,6 @@ class Learner:
         replaced = [(old.mark - first, new.mark - first) for old, new in over if old.mark >= first]
         note.over = replaced[0] if replaced else None
         note.workspace = known.workspace
-        if not CAN_EXCHANGE:  # what is made again is there twice for a moment
-            note.workspace += known.size
         if once:  # it may have changed what others were made from: those must have been there, and stay
             fixed = {one for one in self._repeatable if (content := self._values[one]()) is None or content.fixed}
             note.reads += [one for one in fixed if (content := self._values[one]()) is not None and content.held]
@@ -189,14 +195,23 @@ class Learner:
             self._hopeless = True
             return
         self._lifetimes = dict(self._ends)
-        budget = int((1 - _MARGIN) * self._keeper.report.budget_bytes)
-        self._planning = Planning(graph, budget, _SECONDS, _GAP)
+        self._tries = _TRIES
+        self._planning = Planning(graph, self._room, _SECONDS, _GAP)
+
+    @property
+    def _room(self) -> int:
+        return int((1 - _MARGIN) * self._keeper.report.budget_bytes)
 
     def _take_orders(self, planning: Planning) -> None:
         schedule = planning.schedule()
         self.stop()
         if schedule is None:
             self._hopeless = True
+            return
+        above = 0 if CAN_EXCHANGE else peak_with_copies(schedule) - self._room
+        self._tries -= 1
+        if above > 0 and self._tries > 0:
+            self._planning = Planning(planning.graph, planning.budget - above, _SECONDS, _GAP)
         else:
             self._orders = orders(schedule, len(self._step), self._lifetimes)
 
@@ -204,6 +219,9 @@ class Learner:
         if len(self._values) != self._counts[at]:
             self._lose()
             return
+        if self._obeyed == at:
+            return
+        self._obeyed = at
         try:
             for order in self._orders[at]:
                 self._obey(order)

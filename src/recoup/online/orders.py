@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from recoup.judge import simulate
 from recoup.schedule import Schedule
 from recoup.views.algorithm1 import Compute, statements
 
@@ -15,6 +16,19 @@ class Order:
 
     values: tuple[int, ...]
     evict: bool
+
+
+def peak_with_copies(schedule: Schedule) -> int:
+    """The schedule's peak where all that is made again is there twice for a moment: the new bytes, and their place."""
+    graph = schedule.graph
+    sizes = {value.id: value.bytes for value in graph.values}
+    memory = simulate(graph, schedule).memory.tolist()
+    ran: set[int] = set()
+    for step, op in enumerate(schedule.ops.tolist()):
+        if op in ran:
+            memory[step] += sum(sizes[value] for value in graph.ops[op].outputs)
+        ran.add(op)
+    return max(memory, default=graph.resident_bytes)
 
 
 def orders(schedule: Schedule, count: int, ends: Mapping[int, int]) -> list[list[Order]]:

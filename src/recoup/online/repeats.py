@@ -8,7 +8,7 @@ _WINDOW = 16  # operators that must agree before whole steps are compared
 _FIRST_LOOK = 512  # operators before the first look; each later look waits until there is an eighth more
 _LONGEST = 2**20  # operators that are remembered
 _SAME = 0.01  # of the swing in memory: two steps may differ by so much in what they hold
-_PEAK = 0.9  # of the most that was ever held: a step reaches that, a loop inside one does not
+_NEAR = 0.1  # of the swing: a step comes so near to its lowest and its highest point, a loop inside one does not
 
 
 class Repeats:
@@ -36,8 +36,9 @@ class Repeats:
             return None
         self._look_at = count + max(_FIRST_LOOK, count // 8)
         numbers, held = np.array(self._numbers), np.array(self._held)
-        highest = held.max()
-        swing = highest - held.min()
+        lately = held[count // 2 :]  # the first steps may hold less, or more
+        lowest, highest = lately.min(), lately.max()
+        swing = highest - lowest
         ends = np.flatnonzero(numbers[:-1] == numbers[-1])
         ends = ends[ends >= _WINDOW]
         for back in range(1, _WINDOW):
@@ -46,9 +47,12 @@ class Repeats:
             length = count - 1 - int(end)
             if 2 * length > count:
                 return None
-            if abs(held[end] - held[-1]) > _SAME * swing or held[-length:].max() < _PEAK * highest:
+            last = held[-length:]
+            if last.max() < highest - _NEAR * swing or last.min() > lowest + _NEAR * swing:
+                continue
+            if abs(held[end] - held[-1]) > _SAME * swing:
                 continue
             if np.array_equal(numbers[-length:], numbers[-2 * length : -length]):
-                least = int(held[-length:].argmin())
+                least = int(last.argmin())
                 return np.roll(numbers[-length:], -least).tolist(), (length - least) % length
         return None

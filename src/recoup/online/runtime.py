@@ -131,6 +131,9 @@ class Runtime(OperatorMode):
             self._give_up(tensor)
         known = self._lessons.find(tuple(read.key), func, args, kwargs, read.tensors)
         learner = self._learner if report.evictions else None
+        if learner is not None and traits.looks:  # whether views come this way depends on what is evicted
+            learner.ahead()
+            learner = None
         if learner is not None:
             learner.before(known.number)
         need = known.size + known.workspace

@@ -8,9 +8,11 @@ import torch
 from torch import nn
 
 import recoup
+from recoup.online import learner
+from recoup.torch.models import MODELS, example
 from tests.torch_helpers import assert_same, state
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "quick_planner")
 
 PATIENCE = 60.0  # seconds until a plan must be there
 
@@ -38,14 +40,14 @@ class Net(nn.Module):
 class Training:
     """Twins: one trains under DTR, the other takes the same steps afterwards."""
 
-    def __init__(self, model, **options):
-        self.plain, self.ours = model, copy.deepcopy(model)
-        self.optimizers = {twin: torch.optim.Adam(twin.parameters(), 1e-3) for twin in (self.plain, self.ours)}
+    def __init__(self, model, x, loss=lambda out: out, optimizer=torch.optim.Adam, share=0.6, **options):
+        self.plain, self.ours, self.loss = model, copy.deepcopy(model), loss
+        self.optimizers = {twin: optimizer(twin.parameters(), 1e-3) for twin in (self.plain, self.ours)}
         self.taken = []
-        self.x = torch.randn(8, 3, 32, 32)
+        self.x = x
         with recoup.dtr("64GiB", device="cpu", learn=False) as run:
             self.go(2)
-        self.run = recoup.dtr(int(0.6 * run.report.wanted_bytes), device="cpu", **options)
+        self.run = recoup.dtr(int(share * run.report.wanted_bytes), device="cpu", **options)
 
     def go(self, count=1, x=None, learns=True):
         """Train, or only look at the data."""
@@ -56,7 +58,7 @@ class Training:
     def _step(self, twin, seed, x, learns):
         torch.manual_seed(seed)
         with torch.set_grad_enabled(learns):
-            loss = twin(x)
+            loss = self.loss(twin(*x))
         if learns:
             loss.backward()
             self.optimizers[twin].step()
@@ -79,9 +81,18 @@ class Training:
 
 
 @pytest.fixture
+def quick_planner(monkeypatch):
+    monkeypatch.setattr(learner, "_SECONDS", 2.0)
+
+
+def images(count):
+    return torch.randn(count, 3, 32, 32)
+
+
+@pytest.fixture
 def training():
     torch.manual_seed(0)
-    return Training(Net())
+    return Training(Net(), (images(8),))
 
 
 def test_a_step_that_repeats_follows_a_plan(training):
@@ -102,7 +113,7 @@ def test_a_program_that_deviates_is_on_its_own_until_it_comes_back(training):
     with training.run as run:
         training.until_followed(1)
         followed = run.report.followed
-        training.go(1, x=torch.randn(4, 3, 32, 32))
+        training.go(1, x=(images(4),))
         training.go(1, learns=False)
         assert run.report.followed <= followed + 1
         training.until_followed(2)
@@ -111,7 +122,7 @@ def test_a_program_that_deviates_is_on_its_own_until_it_comes_back(training):
 
 def test_without_learning_no_plan_is_made():
     torch.manual_seed(0)
-    training = Training(Net(), learn=False)
+    training = Training(Net(), (images(8),), learn=False)
     with training.run as run:
         training.go(12)
     assert run.report.followed == 0
@@ -126,4 +137,15 @@ def test_a_block_may_end_while_a_plan_is_made(training):
             training.go()
         planning = run._learner._planning
     assert planning.done
+    training.check()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_follows_its_plan(name):
+    torch.manual_seed(0)
+    made = example(name)
+    training = Training(made.model, made.inputs, made.loss, torch.optim.SGD, share=0.8)
+    with training.run:
+        training.until_followed(3)
     training.check()

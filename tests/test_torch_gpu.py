@@ -75,3 +75,26 @@ def test_same_numbers_within_the_budget(monkeypatch, cache, name, mode):
     if mode == "eager":
         assert ours[3] == theirs[3]  # Inductor draws its seeds by its own count of random kernels
     assert peak(model, x) <= budget
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_dtr_same_numbers_within_the_budget(monkeypatch, name):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    torch.manual_seed(0)
+    make, data = CASES[name]
+    model, x = make().to(CUDA), data().to(CUDA)
+    plain = copy.deepcopy(model)
+    theirs = train(plain, x)
+    with recoup.dtr("100GiB") as run:
+        train(plain, x)
+    budget = int(SHARE * run.report.wanted_bytes)
+    del plain
+    torch.cuda.empty_cache()
+    with recoup.dtr(budget) as run:
+        ours = train(model, x)
+    assert run.report.evictions > 0
+    for mine, yours in zip(ours[1], theirs[1], strict=True):
+        assert (mine - yours).norm() <= TOLERANCE * yours.norm() + 1e-6
+    assert ours[0] == pytest.approx(theirs[0], rel=TOLERANCE)
+    assert ours[3] == theirs[3]
+    assert run.report.peak_bytes <= budget or run.report.exceeded

@@ -22,7 +22,7 @@ from recoup.online.notes import Note, Notes
 from recoup.online.orders import Order, orders, peak_with_copies
 from recoup.online.repeats import Repeats
 
-_SECONDS = 20.0  # that a planner may take, in the background
+_SECONDS = 10.0  # that a planner may take, in the background
 _GAP = 0.01
 _MARGIN = 0.005  # of the budget that a plan leaves for what is allocated past the dispatcher
 _TRIES = 3  # at plans, each for less, where what is made again must be copied into its place

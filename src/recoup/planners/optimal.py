@@ -31,6 +31,7 @@ ALWAYS = 3  # solves that are worth it on small graphs even when the gap is smal
 SMALL = 500  # ops of a small graph
 ONLINE = 3000  # ops of the largest graph for which DTR is simulated: a second at most
 EXACT = 1e-6  # gap of the relaxation itself, unless the user wants none at all
+PROVEN = 2e-9  # gap of what is optimal: bounds are a hair lower than the solver's, for its tolerances
 WATCHED = 10  # ops whose reruns are added to the program at a time
 EFFORT = 5_000_000  # steps judged by local search beside a solve: a second or two
 
@@ -48,7 +49,7 @@ class Search:
         everything = 2 * int(self.graph.arrays.bytes.sum()) + int(self.graph.arrays.workspace.sum())
         self.room = everything if task.budget is None else task.budget - self.graph.resident_bytes
         budget = self.graph.resident_bytes + self.room
-        self.repairer = Repairer(self.graph, budget, task.seed, task.clock.stopped)
+        self.repairer = Repairer(self.graph, budget, task.seed, self.settled)
         self.cuts: list[int] = []
         self.watched: list[int] = []
         self.closely: list[int] = []
@@ -83,7 +84,13 @@ class Search:
             return True
         quick = self.solves < ALWAYS and len(self.graph.ops) <= SMALL
         gap = 0.0 if quick else self.task.gap
-        return self.task.best is not None and self.distance() <= max(gap, 1e-9)
+        return self.task.best is not None and self.distance() <= max(gap, PROVEN)
+
+    def settled(self) -> bool:
+        """Whether no schedule can be better than the best, as far as the solver has told while it runs."""
+        best, bound = self.task.best, self.task.bound
+        proven = best is not None and bound is not None and bound >= best.cost * (1 - PROVEN)
+        return proven or self.task.clock.stopped()
 
     def too_dear(self) -> bool:
         """Whether equation (10) is out of reach."""
@@ -156,7 +163,7 @@ class Search:
     def improve(self, effort: int = EFFORT) -> None:
         """Local search from the best schedule."""
         best = self.task.best
-        if best is None or self.distance() <= 1e-9 or self.task.clock.stopped():
+        if best is None or self.distance() <= PROVEN or self.task.clock.stopped():
             return
         better = self.repairer.improve(Runs.of(best.schedule), effort)
         self.task.offer(better.schedule())
@@ -169,9 +176,7 @@ class Search:
         self.improve()
         if self.task.best is None:
             return
-        spare = Repairer(
-            self.graph, self.repairer.budget, self.task.seed + 1, lambda: self.task.clock.stopped() or not running()
-        )
+        spare = Repairer(self.graph, self.repairer.budget, self.task.seed + 1, lambda: self.settled() or not running())
         runs = spare.improve(Runs.of(self.task.best.schedule))
         if self.task.clock.stopped():
             self.task.offer(runs.schedule())
@@ -189,7 +194,7 @@ class Search:
 
         def stopped() -> bool:
             close = self.task.bound is not None and self.task.bound >= goal
-            return self.task.clock.stopped() or (close and len(self.graph.ops) > SMALL)
+            return self.settled() or (close and len(self.graph.ops) > SMALL)
 
         answer = solvers.get(self.task.solver).solve(
             program.program,

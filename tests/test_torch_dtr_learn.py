@@ -82,7 +82,7 @@ class Training:
 
 @pytest.fixture
 def quick_planner(monkeypatch):
-    monkeypatch.setattr(learner, "_SECONDS", 2.0)
+    monkeypatch.setattr(learner, "_SECONDS", 3.0)
 
 
 def images(count):

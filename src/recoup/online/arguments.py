@@ -61,9 +61,14 @@ class Arguments:
                 view = View(content, dtype, (int(value.storage_offset()), shape, stride))
                 self._views.append(view)
                 places.append(view)
-            elif kind is list or kind is tuple:
+            elif isinstance(value, list | tuple):
+                if value and type(value[0]) is int:  # a shape, strides, padding
+                    key.append(tuple(value))
+                    places.append(value)
+                    continue
                 key.append(len(value))
-                places.append(kind(self._read(value, keeper)))
+                read = self._read(value, keeper)
+                places.append(read if kind is list else tuple(read))
             else:  # the value of a float or a bool changes no size; a rate that decays is no new operator
                 key.append(value if kind in _VALUES else kind)
                 places.append(value)

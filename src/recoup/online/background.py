@@ -20,6 +20,7 @@ class Planning:
 
     def __init__(self, graph: Graph, budget: int, seconds: float, gap: float) -> None:
         self.budget = budget
+        self.seconds = seconds
         self.graph = graph
         self._folder = tempfile.TemporaryDirectory(prefix="recoup-")
         path, answer = Path(self._folder.name) / "graph.json", Path(self._folder.name) / "answer.json"

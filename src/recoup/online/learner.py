@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from recoup.errors import BudgetError, RecoupError
+from recoup.graph import Graph
 from recoup.online.adapter import CAN_EXCHANGE
 from recoup.online.background import Planning
 from recoup.online.contents import Content
@@ -21,11 +22,13 @@ from recoup.online.learned import Learned
 from recoup.online.notes import Note, Notes
 from recoup.online.orders import Order, orders, peak_with_copies
 from recoup.online.repeats import Repeats
+from recoup.schedule import Schedule
 
 _SECONDS = 10.0  # that a planner may take, in the background
 _GAP = 0.01
 _MARGIN = 0.005  # of the budget that a plan leaves for what is allocated past the dispatcher
-_TRIES = 3  # at plans, each for less, where what is made again must be copied into its place
+_TRIES = 3  # at plans: with more time, or for less where what is made again must be copied into its place
+_LONGER = 3  # times the seconds of the try before that found nothing
 _AGREE = 32  # operators at the end of a step by which it is recognised
 _LOST = -1
 
@@ -40,6 +43,7 @@ class Learner:
         """Which operator of the step runs now."""
         self._planning: Planning | None = None
         self._tries = 0
+        self._schedule: Schedule | None = None
         self._lifetimes: dict[int, int] = {}
         self._watch()
 
@@ -196,24 +200,34 @@ class Learner:
             return
         self._lifetimes = dict(self._ends)
         self._tries = _TRIES
-        self._planning = Planning(graph, self._room, _SECONDS, _GAP)
+        self._schedule = None
+        self._start_planning(graph, self._room, _SECONDS)
 
     @property
     def _room(self) -> int:
         return int((1 - _MARGIN) * self._keeper.report.budget_bytes)
 
-    def _take_orders(self, planning: Planning) -> None:
-        schedule = planning.schedule()
-        self.stop()
-        if schedule is None:
+    def _start_planning(self, graph: Graph, budget: int, seconds: float) -> None:
+        try:
+            self._planning = Planning(graph, budget, seconds, _GAP)
+        except OSError:  # no process, or no file, can be made here
             self._hopeless = True
-            return
-        above = 0 if CAN_EXCHANGE else peak_with_copies(schedule) - self._room
+
+    def _take_orders(self, planning: Planning) -> None:
+        self._schedule = planning.schedule() or self._schedule
+        self.stop()
         self._tries -= 1
-        if above > 0 and self._tries > 0:
-            self._planning = Planning(planning.graph, planning.budget - above, _SECONDS, _GAP)
+        above = 0
+        if self._schedule is not None and not CAN_EXCHANGE:
+            above = peak_with_copies(self._schedule) - self._room
+        if self._schedule is None and self._tries > 0:
+            self._start_planning(planning.graph, planning.budget, _LONGER * planning.seconds)
+        elif above > 0 and self._tries > 0:
+            self._start_planning(planning.graph, planning.budget - above, planning.seconds)
+        elif self._schedule is not None:
+            self._orders = orders(self._schedule, len(self._step), self._lifetimes)
         else:
-            self._orders = orders(schedule, len(self._step), self._lifetimes)
+            self._hopeless = True
 
     def _follow(self, at: int) -> None:
         if len(self._values) != self._counts[at]:

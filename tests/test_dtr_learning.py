@@ -66,7 +66,7 @@ def test_steps_that_grow_do_not_repeat():
 def test_any_step_is_found_after_any_beginning(length, before, seed):
     chance = np.random.default_rng(seed)
     beginning = [(100 + int(chance.integers(50)), int(chance.integers(900))) for _ in range(before)]
-    step = [(int(chance.integers(10)), int(chance.integers(900))) for _ in range(length)]
+    step = [(int(chance.integers(10)), int(chance.integers(1, 900))) for _ in range(length)]
     step[0] = (99, 0)
     step[length // 2] = (98, 1000)
     program = beginning + step * (4 + 2000 // length)

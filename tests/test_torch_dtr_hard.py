@@ -5,6 +5,7 @@ import gc
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import recoup
 from recoup.torch.memory import resident_bytes
@@ -211,3 +212,56 @@ def test_a_rate_that_changes_is_no_new_operator(x):
         for step in range(50):
             x * (0.5 / (step + 1))
     assert len(run._lessons._known) == 1
+
+
+def test_wrappers_run_their_own_operators():
+    """What a tensor subclass is made of is looked after, and the wrapper itself is not."""
+    x = torch.randn(1000)
+    with dtr(resident_bytes(CPU) + 40_000) as run:
+        both = TwoTensor(x + 1, x + 2)
+        others = [x * number for number in range(12)]
+        twice = both * 2
+        assert torch.equal(twice.a, (x + 1) * 2)
+        assert torch.equal(twice.b, (x + 2) * 2)
+        del others
+    assert run.report.evictions > 0
+
+
+def test_which_outputs_an_operator_makes_is_known():
+    """The same operator on the same shapes may make the gradient of its input, or not."""
+    conv = nn.Conv2d(8, 2, 3, padding=1)
+    x, z = torch.randn(16, 8, 32, 32), torch.randn(16, 8, 32, 32, requires_grad=True)
+    budget = resident_bytes(CPU) + 1_900_000
+    with dtr(budget) as run:
+        conv(x).mean().backward()
+        conv.zero_grad()
+        others = [x[:1] * number for number in range(80)]
+        torch.autograd.grad(conv(z).mean(), [z])
+        del others
+    assert run.report.peak_bytes <= budget
+
+
+def test_tensors_from_lists_count():
+    with pytest.raises(recoup.BudgetError, match="in use"), dtr(resident_bytes(CPU) + 160_000):
+        [torch.tensor([1.0] * 10_000) for _ in range(20)]
+
+
+def test_indices_of_everything_fit():
+    x = torch.ones(1000, 8)
+    budget = resident_bytes(CPU) + 300_000
+    with dtr(budget) as run:
+        others = [x * number for number in range(7)]
+        assert x.nonzero().shape == (8000, 2)
+        del others
+    assert run.report.peak_bytes <= budget
+
+
+def test_a_block_that_cannot_begin_leaves_nothing_behind(monkeypatch):
+    frozen = gc.get_freeze_count()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.compiler, "set_stance", None)
+        with pytest.raises(TypeError):
+            dtr("64GiB").__enter__()
+    assert gc.get_freeze_count() == frozen
+    with dtr("64GiB"):
+        assert (torch.ones(3) + 1).sum().item() == 6

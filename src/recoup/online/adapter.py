@@ -35,6 +35,11 @@ def has_no_bytes(tensor: torch.Tensor) -> bool:
     return tensor._is_zerotensor()
 
 
+def has_own_operators(kind: type[torch.Tensor]) -> bool:
+    """Whether a kind of tensor runs operators itself, on others that it is made of."""
+    return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+
+
 class OperatorMode(TorchDispatchMode):
     """Sees every operator below autograd, in the backward's threads too. Dynamo is told to stay away once, in
     :meth:`recoup.online.runtime.Runtime.__enter__`, not by a wrapper around every call."""

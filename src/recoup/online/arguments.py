@@ -16,7 +16,8 @@ from recoup.online.keeper import Keeper
 from recoup.online.learned import Learned
 from recoup.online.operators import STATISTICS
 
-_VALUES = frozenset((int, str, type(None), torch.dtype, torch.layout, torch.device, torch.memory_format))
+_VALUES = frozenset((int, bool, str, type(None), torch.dtype, torch.layout, torch.device, torch.memory_format))
+_SIZED_BY_FLOATS = ("arange", "range")
 _SMALL = 16  # elements: arguments of another device up to this size are copied into the call
 
 
@@ -35,6 +36,8 @@ class Arguments:
         self._repeatable = True
         self._places = self._read(args, keeper)
         self._names: dict[str, Any] = {}
+        if not self.tensors and func.overloadpacket.__name__ in _SIZED_BY_FLOATS:
+            self.key.append(repr(args))
         if kwargs:
             self.key.append(tuple(kwargs))
             self._names = dict(zip(kwargs, self._read(kwargs.values(), keeper), strict=True))
@@ -51,7 +54,7 @@ class Arguments:
                 self.contents.append(content)
                 if content is None:
                     self._foreign = True
-                    key += (value.shape, value.layout, value.dtype)
+                    key += (None if value.is_nested else value.shape, value.layout, value.dtype)
                     places.append(value)
                     continue
                 shape, stride, dtype = value.shape, value.stride(), value.dtype
@@ -62,14 +65,14 @@ class Arguments:
                 self._views.append(view)
                 places.append(view)
             elif isinstance(value, list | tuple):
-                if value and type(value[0]) is int:  # a shape, strides, padding
+                if value and type(value[0]) in (int, bool):  # a shape, strides, which outputs
                     key.append(tuple(value))
                     places.append(value)
                     continue
                 key.append(len(value))
                 read = self._read(value, keeper)
                 places.append(read if kind is list else tuple(read))
-            else:  # the value of a float or a bool changes no size; a rate that decays is no new operator
+            else:  # the value of a float changes no size; a rate that decays is no new operator
                 key.append(value if kind in _VALUES else kind)
                 places.append(value)
         return places

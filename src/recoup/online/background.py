@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from recoup.errors import RecoupError
 from recoup.graph import Graph
 from recoup.schedule import Schedule
 
@@ -22,13 +24,15 @@ class Planning:
         self.budget = budget
         self.seconds = seconds
         self.graph = graph
-        self._folder = tempfile.TemporaryDirectory(prefix="recoup-")
-        path, answer = Path(self._folder.name) / "graph.json", Path(self._folder.name) / "answer.json"
+        self._folder = Path(tempfile.mkdtemp(prefix="recoup-"))
+        path, answer = self._folder / "graph.json", self._folder / "answer.json"
         graph.save(path)
         self._answer = answer
-        command = [sys.executable, "-c", _COMMAND, "solve", str(path), "--json", "--budget", f"{budget}B"]
+        command = [sys.executable, "-P", "-c", _COMMAND, "solve", str(path), "--json", "--budget", f"{budget}B"]
         command += ["--time-limit", str(seconds), "--gap", str(gap)]
-        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
+        environment = dict(
+            os.environ, PYTHONPATH=os.pathsep.join(one for one in sys.path if one and isinstance(one, str))
+        )
         with answer.open("wb") as output:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL, env=environment
@@ -47,12 +51,12 @@ class Planning:
         """The answer: a schedule within the budget, or None if there is none."""
         try:
             steps = json.loads(self._answer.read_bytes())["schedule"]
-        except (ValueError, KeyError):  # it failed, or was stopped
+            return None if steps is None else Schedule.of(self.graph, steps)
+        except (OSError, ValueError, KeyError, TypeError, RecoupError):  # it failed, or was stopped, or cleaned away
             return None
-        return None if steps is None else Schedule.of(self.graph, steps)
 
     def stop(self) -> None:
         """Nobody waits for the answer any more."""
         self._process.kill()
         self._process.wait()
-        self._folder.cleanup()
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -89,14 +89,14 @@ class Keeper:
                 f"what the program holds at the end of the block takes {format_bytes(self.memory)}, more than the "
                 f"budget of {format_bytes(budget)}",
                 RecoupWarning,
-                stacklevel=3,
+                stacklevel=6,  # the end of the block, past the stack of what is undone there
             )
 
     def _bring_back_held(self) -> None:
         for content in self._pool.living():
             if content.held:
                 self._bring_back(content)
-                self.fix(content)
+                self._lock(content)
 
     # contents
 
@@ -117,11 +117,11 @@ class Keeper:
         return content
 
     def is_there(self, tensor: object) -> bool:
-        """Whether it is a tensor with its bytes, as far as is known."""
+        """Whether it is a known tensor with its bytes."""
         if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
             return False
         holder: Holder | None = storage_of(tensor).__dict__.get(_HOLDER)
-        return holder is None or holder.content.resident
+        return holder is not None and holder.owner is self and holder.content.resident
 
     def new_storages(self, tensors: Iterable[torch.Tensor]) -> list[torch.UntypedStorage]:
         """The storages of ``tensors`` that are to be looked after and that nobody knows yet, each once."""
@@ -209,6 +209,7 @@ class Keeper:
             and tensor.device == self.device
             and tensor.layout == torch.strided
             and not tensor.is_quantized
+            and not tensor.is_nested
             and not has_no_bytes(tensor)
         )
 

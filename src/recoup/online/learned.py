@@ -90,9 +90,9 @@ class Lessons:
 
         A convolution that never ran may want as much to work in as it reads and writes, on CUDA.
         """
-        metas = [torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device="meta") for one in tensors]
-        others = iter(metas)
         try:
+            metas = [torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device="meta") for one in tensors]
+            others = iter(metas)
             with below_autograd():
                 on_meta = replaced(args, others)
                 names = dict(zip(kwargs, replaced(tuple(kwargs.values()), others), strict=True))
@@ -103,6 +103,8 @@ class Lessons:
             size = sum(allocated_size(storage.nbytes(), self.device) for storage in made)
         except Exception:  # any operator may have no shape function, or one that wants numbers
             size = _bytes(tensors)
+            if torch.Tag.dynamic_output_shape in func.tags:  # `nonzero` and its like may return indices of everything
+                size += sum(8 * one.numel() * max(1, one.dim()) for one in tensors)
         if self.device.type != "cuda":
             return Learned(size, SCALARS)
         return Learned(size, size + _bytes(tensors) if "conv" in func.overloadpacket.__name__ else 0)

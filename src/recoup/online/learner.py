@@ -128,7 +128,8 @@ class Learner:
 
     def _look_for_step(self, number: int) -> None:
         self._recent.append(number)
-        if self._step and list(self._recent) == self._step[-_AGREE:]:
+        end = self._step[-_AGREE:]
+        if end and list(self._recent)[-len(end) :] == end:
             self._at = len(self._step) - 1
             return
         self._repeats.add(number, self._keeper.wanted)
@@ -225,7 +226,10 @@ class Learner:
         elif above > 0 and self._tries > 0:
             self._start_planning(planning.graph, planning.budget - above, planning.seconds)
         elif self._schedule is not None:
-            self._orders = orders(self._schedule, len(self._step), self._lifetimes)
+            try:
+                self._orders = orders(self._schedule, len(self._step), self._lifetimes)
+            except ValueError:  # in another order than the program's
+                self._hopeless = True
         else:
             self._hopeless = True
 

@@ -39,7 +39,6 @@ class Storages:
     def add(self, size: int) -> int:
         """A new storage, not there yet."""
         number = self.count
-        self.count += 1
         self.sizes.append(size)
         self.costs.append(0)
         self.last_access.append(0)
@@ -48,7 +47,15 @@ class Storages:
         self.resident.append(False)
         self.dependencies.append(set())
         self.dependents.append(set())
+        self.count += 1
         return number
+
+    def cut(self, count: int) -> None:
+        """Forget all but the first storages."""
+        for column in (self.sizes, self.costs, self.last_access, self.size, self.cost, self.resident):
+            del column[count:]
+        del self.dependencies[count:], self.dependents[count:]
+        self.count = count
 
     def grow(self, storage: int, cost: float, reads: set[int]) -> None:
         """The storage has one more view, made by an operator of this cost that reads these storages."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from recoup.online.contents import Content
@@ -27,8 +29,15 @@ class Pool:
     def add(self, content: Content, clock: float) -> None:
         """A new content; it may be evicted if its call can be repeated."""
         storages = self._storages
-        number = content.number = storages.add(content.size)
-        self._numbers.append(weakref.ref(content))
+        number = storages.count
+        try:
+            storages.add(content.size)
+            self._numbers.append(weakref.ref(content))
+        except BaseException:  # an interrupt must not leave half a storage behind
+            storages.cut(number)
+            del self._numbers[number:]
+            raise
+        content.number = number
         storages.resident[number] = content.resident
         storages.last_access[number] = clock
         call = content.call
@@ -40,7 +49,13 @@ class Pool:
 
     def renumber(self, newcomer: Content) -> None:
         """Give numbers anew to all that are left but the newcomer, which has none yet."""
-        self._begin([content for content in self.living() if content is not newcomer])
+        collects = gc.isenabled()
+        gc.disable()  # what dies meanwhile would have a number of before
+        try:
+            self._begin([content for content in self.living() if content is not newcomer])
+        finally:
+            if collects:
+                gc.enable()
 
     def offer(self, content: Content) -> None:
         """It may be evicted from now on, if nothing speaks against it."""
@@ -73,12 +88,12 @@ class Pool:
 
     def victim(self, clock: float) -> Content | None:
         """What to evict now, or None if nothing may be."""
-        for event in self._untold:
+        while self._untold:
+            event = self._untold.popleft()
             if event >= 0:
                 self._heuristic.evicted(event)
             else:
                 self._heuristic.returned(~event)
-        self._untold.clear()
         while (number := self._heuristic.victim(clock)) is not None:
             content = self._numbers[number]()
             if content is not None and content.resident:
@@ -110,7 +125,7 @@ class Pool:
         self._heuristic = self._make()
         self._heuristic.watch(self._storages)
         self._numbers: list[weakref.ref[Content]] = []
-        self._untold: list[int] = []
+        self._untold: deque[int] = deque()
         """What went, and by its complement what came back, since the heuristic last chose; most programs hold and
         drop much more than is ever evicted."""
         self._compact_at = 2 * len(contents) + _COMPACT

@@ -15,6 +15,9 @@ class Repeats:
     """Told of every operator, by number, and of what the program holds when it comes."""
 
     def __init__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
         self._numbers: list[int] = []
         self._held: list[int] = []
         self._look_at = _FIRST_LOOK
@@ -22,7 +25,7 @@ class Repeats:
     def add(self, number: int, held: int) -> None:
         """The next operator."""
         if len(self._numbers) == _LONGEST:
-            self.__init__()  # type: ignore[misc]
+            self._forget()
         self._numbers.append(number)
         self._held.append(held)
 

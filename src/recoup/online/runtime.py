@@ -17,7 +17,14 @@ from typing import Any
 import torch
 
 from recoup.errors import BudgetError, SettingError
-from recoup.online.adapter import OperatorMode, default_generator, describe, pick_device, storage_of
+from recoup.online.adapter import (
+    OperatorMode,
+    default_generator,
+    describe,
+    has_own_operators,
+    pick_device,
+    storage_of,
+)
 from recoup.online.arguments import Arguments
 from recoup.online.calls import Call, RandomState, flat_tensors
 from recoup.online.contents import Content
@@ -94,27 +101,33 @@ class Runtime(OperatorMode):
     def __enter__(self) -> Runtime:
         if self._device in _open:
             raise SettingError(f"there is a block with a budget for {self._device} around this one already")
-        self._keeper.open()
-        _open.add(self._device)
-        self._around.enter_context(exposing_methods(self._keeper.give_out))
-        # a compiled graph would read a tensor's bytes without asking
-        self._around.enter_context(torch.compiler.set_stance("force_eager"))
-        super().__enter__()
+        with ExitStack() as around:  # closed at once if anything here fails
+            self._keeper.open()
+            around.callback(self._keeper.close)
+            _open.add(self._device)
+            around.callback(_open.discard, self._device)
+            if self._learner is not None:
+                around.callback(self._learner.stop)
+            around.enter_context(exposing_methods(self._keeper.give_out))
+            # a compiled graph would read a tensor's bytes without asking
+            around.enter_context(torch.compiler.set_stance("force_eager"))
+            super().__enter__()
+            self._around = around.pop_all()
         return self
 
     def __exit__(self, *problem: Any) -> None:
-        super().__exit__(*problem)
-        _open.discard(self._device)
-        self._around.close()
-        if self._learner is not None:
-            self._learner.stop()
-        self._keeper.close()
+        try:
+            super().__exit__(*problem)
+        finally:
+            self._around.close()
         self.report.close()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """One operator of the program."""
+        if types and any(map(has_own_operators, types)):  # what they are made of comes here one by one
+            return NotImplemented
         begin = time.perf_counter()
         keeper, report = self._keeper, self.report
         lasting = False

@@ -176,7 +176,8 @@ class Search:
         self.improve()
         if self.task.best is None:
             return
-        spare = Repairer(self.graph, self.repairer.budget, self.task.seed + 1, lambda: self.settled() or not running())
+        stopped = self.task.clock.stopped
+        spare = Repairer(self.graph, self.repairer.budget, self.task.seed + 1, lambda: stopped() or not running())
         runs = spare.improve(Runs.of(self.task.best.schedule))
         if self.task.clock.stopped():
             self.task.offer(runs.schedule())
@@ -194,7 +195,7 @@ class Search:
 
         def stopped() -> bool:
             close = self.task.bound is not None and self.task.bound >= goal
-            return self.settled() or (close and len(self.graph.ops) > SMALL)
+            return self.task.clock.stopped() or (close and len(self.graph.ops) > SMALL)
 
         answer = solvers.get(self.task.solver).solve(
             program.program,

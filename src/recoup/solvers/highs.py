@@ -158,9 +158,9 @@ class _Run:
 
 @atexit.register
 def _join() -> None:
-    """Python must not end while the engine could still call back into it."""
+    """Python must not end while the engine could still call back into it: its threads would abort the process."""
     for thread in _LEFT_BEHIND:
-        thread.join(10.0)
+        thread.join(60.0)
 
 
 def _answer(engine: Any, relaxed: bool) -> Answer:

@@ -25,13 +25,10 @@ import torch
 import recoup
 from benchmarks import machine
 from benchmarks.torch.online import runs
-from benchmarks.torch.steps import Contender, Measured
+from benchmarks.torch.steps import ROOM, SLACK, Contender, Measured, limit_process
 from benchmarks.torch.turns import in_turns, wait_for_turn
 from recoup.torch.settings import Mode
 from recoup.units import parse_bytes
-
-SLACK = 0.05  # a limited process may reserve this much more than the budget
-ROOM = 2**50  # a budget that everything fits in
 
 _models = click.argument("models", nargs=-1, required=True, metavar="MODEL@BUDGET,BUDGET...")
 _size = click.option("--size", default="full", show_default=True, type=click.Choice(["full", "small"]))
@@ -154,8 +151,7 @@ def contender(
 ) -> None:
     """One contender, in this process."""
     if limit is not None and device.type == "cuda":
-        total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), 0)
+        limit_process(limit)
     one = Contender(model, size, device, mode, kind, time_limit)
     found = one.measure((lambda: wait_for_turn(turn)) if turn is not None else (lambda: None))
     print(json.dumps(found.data()))

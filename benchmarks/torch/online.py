@@ -13,16 +13,14 @@ from torch import nn
 from torch.nn import functional
 
 import recoup
-from recoup.online.adapter import pick_device
+from benchmarks.torch.steps import ROOM, ROUNDS, SLACK, limit_process, seconds
 from recoup.online.report import Report
 from recoup.torch.memory import measure_peak
 from recoup.torch.models import CifarResNet, example
 from recoup.torch.models.dynamic import Tree, TreeLSTM
 
-ROOM = 2**50
-SLACK = 0.05  # of the budget that the process may reserve beyond it
 PATIENCE = 90.0  # seconds of training within which a step must have been learned
-WARM, ROUNDS, STEPS = 3, 3, 4
+WARM, STEPS = 3, 4
 
 Step = Callable[[], None]
 
@@ -57,7 +55,7 @@ def runs(model: str, shares: list[float], size: str, device: torch.device, sampl
     for _ in range(WARM):
         step()
     plain = measure_peak(step, device)
-    base = _seconds(step, device)
+    base = _median(step, device)
     yield Ran(model, "plain", base, plain, base)
     with recoup.dtr(ROOM, device=device) as run:
         yield _measure(model, "full budget", step, device, base, run.report)
@@ -71,14 +69,13 @@ def runs(model: str, shares: list[float], size: str, device: torch.device, sampl
                     step()
                 yield _measure(model, f"{'learned' if learn else 'online'} {share:g}", step, device, base, run.report)
     if device.type == "cuda" and shares:
-        print(f"{model:12} {_limited(step, int(min(shares) * plain), pick_device(device))}", flush=True)
+        print(f"{model:12} {_limited(step, int(min(shares) * plain), device)}", flush=True)
 
 
 def _limited(step: _Training, budget: int, device: torch.device) -> str:
     """Does it train in a process that may reserve no more than the budget and 5 %?"""
     torch.cuda.empty_cache()
-    total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, (1 + SLACK) * budget / total), device)
+    limit_process(int((1 + SLACK) * budget))
     try:
         step()
         said = "trains without DTR"
@@ -89,7 +86,7 @@ def _limited(step: _Training, budget: int, device: torch.device) -> str:
         for _ in range(WARM):
             step()
     reserved = torch.cuda.max_memory_reserved(device)
-    torch.cuda.set_per_process_memory_fraction(1.0, device)
+    limit_process(ROOM)
     return (
         f"may reserve {1 + SLACK:g} of {budget / 2**30:.3f} GiB. {said}; with DTR: {WARM} steps, "
         f"peak {run.report.peak_bytes / 2**30:.3f}, reserved {reserved / 2**30:.3f} GiB"
@@ -134,7 +131,7 @@ def _measure(model: str, what: str, step: Step, device: torch.device, base: floa
     for _ in range(WARM):
         step()
     before = vars(report).copy()
-    seconds = _seconds(step, device)
+    took = _median(step, device)
     count = ROUNDS * STEPS
     each = {name: (getattr(report, name) - value) / count for name, value in before.items() if name in _COUNTED}
     did = f"   {each['evictions']:.0f} evicted, {each['rematerializations']:.0f} repeated "
@@ -143,22 +140,11 @@ def _measure(model: str, what: str, step: Step, device: torch.device, base: floa
     did += f", followed {each['followed']:.1f}" + (f", exceeded by {report.exceeded}" if report.exceeded else "")
     did += f", highest ever {report.peak_bytes / 2**30:.3f}"
     peak = measure_peak(step, device) if device.type == "cuda" else report.peak_bytes
-    return Ran(model, what, seconds, peak, base, report.budget_bytes if report.budget_bytes < ROOM else None, did)
+    return Ran(model, what, took, peak, base, report.budget_bytes if report.budget_bytes < ROOM else None, did)
+
+
+def _median(step: Step, device: torch.device) -> float:
+    return statistics.median(seconds(step, device, STEPS) for _ in range(ROUNDS))
 
 
 _COUNTED = ("evictions", "rematerializations", "followed", "remat_seconds", "search_seconds", "bookkeeping_seconds")
-
-
-def _seconds(step: Step, device: torch.device) -> float:
-    """Of one step: the median of several rounds of several."""
-    times = []
-    for _ in range(ROUNDS):
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        start = time.perf_counter()
-        for _ in range(STEPS):
-            step()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times.append((time.perf_counter() - start) / STEPS)
-    return statistics.median(times)

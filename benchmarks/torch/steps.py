@@ -20,6 +20,8 @@ from recoup.torch.workload import checkpoint_blocks
 
 GIB = 2**30
 ROUNDS, STEPS = 3, 10  # the median of so many rounds of so many steps
+ROOM = 2**50  # a budget that everything fits in
+SLACK = 0.05  # a limited process may reserve this much more than the budget
 AUTOCAST = ("gpt", "llama")  # trained in bf16, the networks of convolutions in fp32
 
 
@@ -79,12 +81,12 @@ class Contender:
                 if self.mode == "inductor":
                     made.model.compile()
             step = partial(self._step, made)
-            first = self._seconds(step, 1)
+            first = seconds(step, self.device, 1)
             step()
             turn()
             peak = measure_peak(step, self.device)
             reserved = torch.cuda.max_memory_reserved() if self.device.type == "cuda" else peak
-            times = [self._seconds(step, STEPS) / STEPS for _ in range(ROUNDS)]
+            times = [seconds(step, self.device, STEPS) for _ in range(ROUNDS)]
         found = Measured(self.model, f"{name} {self.mode}", statistics.median(times), peak, reserved, first)
         if name != "recoup":
             return found
@@ -107,16 +109,23 @@ class Contender:
         loss.backward()
         made.model.zero_grad(set_to_none=True)
 
-    def _seconds(self, step: Callable[[], None], count: int) -> float:
-        """Seconds of ``count`` steps, the device waited for at the end as a training loop does, not after each."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        start = time.perf_counter()
-        for _ in range(count):
-            step()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter() - start
-
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.model in AUTOCAST)
+
+
+def seconds(step: Callable[[], None], device: torch.device, count: int) -> float:
+    """Of one of ``count`` steps, the device waited for at their end as a training loop does, not after each."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    for _ in range(count):
+        step()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return (time.perf_counter() - start) / count
+
+
+def limit_process(size: int) -> None:
+    """Reserve no more than so many bytes of the GPU from now on."""
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, size / total), 0)

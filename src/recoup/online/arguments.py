@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from recoup.online.calls import Call, RandomState, Scratch, View, flat_tensors
+from recoup.online.calls import Call, RandomState, Scratch, View, flat_tensors, replaced
 from recoup.online.contents import Content
 from recoup.online.keeper import Keeper
 from recoup.online.learned import Learned
@@ -92,18 +92,10 @@ class Arguments:
         if not self._repeatable or any(view.content.exposed for view in views):
             return None
         if self._foreign:
-            if any(tensor.numel() > _SMALL for tensor in flat_tensors((places, tuple(names.values())), [])):
+            foreign = flat_tensors((places, tuple(names.values())), [])
+            if any(tensor.numel() > _SMALL for tensor in foreign):
                 return None
-            places, names = _copied(places), dict(zip(names, _copied(names.values()), strict=True))
+            copies = iter([tensor.detach().clone() for tensor in foreign])
+            places = list(replaced(places, copies))
+            names = dict(zip(names, replaced(tuple(names.values()), copies), strict=True))
         return Call(func, tuple(places), names, views, state, torch.is_grad_enabled(), known)
-
-
-def _copied(values: Iterable[Any]) -> list[Any]:
-    return [
-        value.detach().clone()
-        if isinstance(value, torch.Tensor)
-        else type(value)(_copied(value))
-        if isinstance(value, list | tuple)
-        else value
-        for value in values
-    ]

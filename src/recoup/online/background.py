@@ -43,10 +43,6 @@ class Planning:
         """Whether there is an answer."""
         return self._process.poll() is not None
 
-    def wait(self) -> None:
-        """Until there is an answer."""
-        self._process.wait()
-
     def schedule(self) -> Schedule | None:
         """The answer: a schedule within the budget, or None if there is none."""
         try:

@@ -13,19 +13,18 @@ from collections.abc import Callable, Iterable
 import torch
 
 from recoup.errors import BudgetError
-from recoup.online.adapter import CAN_EXCHANGE, below_autograd, exchange, has_no_bytes, key_of, storage_of
+from recoup.online.adapter import CAN_EXCHANGE, below_autograd, exchange, storage_of
 from recoup.online.calls import Call, fresh_storages
 from recoup.online.collector import Collector
-from recoup.online.contents import Content, Holder
+from recoup.online.contents import Content
 from recoup.online.metadata import Heuristic
 from recoup.online.pool import Pool
+from recoup.online.register import Register
 from recoup.online.report import Report
-from recoup.torch.memory import allocated_size, live_tensors, resident_bytes
+from recoup.torch.memory import live_tensors, resident_bytes
 from recoup.torch.session import RecoupWarning
 from recoup.units import format_bytes
 
-_HOLDER = "_recoup_holder"
-_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _Frame = tuple[Call, list[Content], list[Content], list[torch.UntypedStorage]]
 
 
@@ -36,6 +35,7 @@ class Keeper:
         self, device: torch.device, heuristic: Callable[[], Heuristic], report: Report, limit: float | None
     ) -> None:
         self.device = device
+        self.register = Register(device, self)
         self.report = report
         self.memory = 0
         self.clock = 1.0
@@ -46,7 +46,6 @@ class Keeper:
         self.on_release: Callable[[Content], None] | None = None
         """Told when the program lets go of a content."""
         self._pool = Pool(heuristic)
-        self._allocated: dict[int, int] = {}
         self._collector = Collector()
         self._open = False
 
@@ -55,8 +54,8 @@ class Keeper:
         self._collector.begin()
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
-        for storage in self.new_storages(live_tensors()):
-            self._add(self.begin(storage, None))
+        for storage in self.register.new_storages(live_tensors()):
+            self._add(self.register.begin(storage, None))
         self.memory = sum(content.size for content in self._pool.living())
         self.look()
         self.wanted = self.memory
@@ -102,14 +101,10 @@ class Keeper:
 
     def content_of(self, tensor: torch.Tensor) -> Content | None:
         """What the tensor's storage holds; None for another device's, or what is no plain tensor."""
-        if tensor.layout != torch.strided:
-            return None
-        holder: Holder | None = storage_of(tensor).__dict__.get(_HOLDER)
-        if holder is not None and holder.owner is self:
-            return holder.content
-        if not self._is_managed(tensor):
-            return None
-        content = self.begin(storage_of(tensor), None)  # made behind our back: never evicted
+        content = self.register.find(tensor)
+        if content is not None or not self.register.is_managed(tensor):
+            return content
+        content = self.register.begin(storage_of(tensor), None)  # made behind our back: never evicted
         self.count(content)
         if self.memory > self._budget:
             with below_autograd():
@@ -118,45 +113,14 @@ class Keeper:
 
     def is_there(self, tensor: object) -> bool:
         """Whether it is a known tensor with its bytes."""
-        if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
-            return False
-        holder: Holder | None = storage_of(tensor).__dict__.get(_HOLDER)
-        return holder is not None and holder.owner is self and holder.content.resident
-
-    def new_storages(self, tensors: Iterable[torch.Tensor]) -> list[torch.UntypedStorage]:
-        """The storages of ``tensors`` that are to be looked after and that nobody knows yet, each once."""
-        found: dict[int, torch.UntypedStorage] = {}
-        for tensor in tensors:
-            if self._is_managed(tensor):
-                storage = storage_of(tensor)
-                if self._holder(storage) is None:
-                    found[key_of(storage)] = storage
-        return list(found.values())
-
-    def begin(self, storage: torch.UntypedStorage, call: Call | None) -> Content:
-        """A new content in a storage, in place of the one that it had."""
-        size = storage.nbytes()
-        allocated = self._allocated.get(size)
-        if allocated is None:
-            allocated = self._allocated[size] = allocated_size(size, self.device)
-        content = Content(allocated, storage, call, self)
-        holder = self._holder(storage)
-        if holder is None:
-            storage.__dict__[_HOLDER] = Holder(content, self)
-        else:
-            holder.content = content
-        return content
+        content = self.register.find(tensor) if isinstance(tensor, torch.Tensor) else None
+        return content is not None and content.resident
 
     def _add(self, content: Content) -> None:
         if self._pool.full:
             self._let_go()
             self._pool.renumber(content)
         self._pool.add(content, self.clock)
-
-    def _holder(self, storage: torch.UntypedStorage) -> Holder | None:
-        """Ours: an earlier block may have left one behind."""
-        holder: Holder | None = storage.__dict__.get(_HOLDER)
-        return holder if holder is not None and holder.owner is self else None
 
     def count(self, content: Content) -> None:
         """A content in a new storage: it takes memory, and may be evicted if its call can be repeated."""
@@ -165,8 +129,13 @@ class Keeper:
         self.report.reached(self.memory, self.wanted)
         self._add(content)
 
-    def resized(self, content: Content, size: int) -> None:
-        """A storage was made larger or smaller."""
+    def measure(self, tensor: torch.Tensor) -> None:
+        """The tensor's storage may have been made larger or smaller."""
+        content = self.content_of(tensor)
+        if content is not None:
+            self._resize(content, self.register.size_of(storage_of(tensor)))
+
+    def _resize(self, content: Content, size: int) -> None:
         self.memory += size - content.size
         self.wanted += size - content.size
         self.report.reached(self.memory, self.wanted)
@@ -177,7 +146,7 @@ class Keeper:
         old.storage = None
         size, new.size = new.size, old.size
         self._lose_bytes(old)
-        self.resized(new, size)
+        self._resize(new, size)
         self._add(new)
 
     def storage_died(self, content: Content) -> None:
@@ -202,16 +171,6 @@ class Keeper:
         if self._open and content.resident:
             self.memory -= content.size
             self._pool.withdraw(content)
-
-    def _is_managed(self, tensor: torch.Tensor) -> bool:
-        return (
-            type(tensor) in _PLAIN
-            and tensor.device == self.device
-            and tensor.layout == torch.strided
-            and not tensor.is_quantized
-            and not tensor.is_nested
-            and not has_no_bytes(tensor)
-        )
 
     def _lose_bytes(self, content: Content) -> None:
         content.leave()

@@ -8,20 +8,16 @@ not the expected one ends them, and the runtime decides online until the step co
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
-from collections.abc import Sequence
 
 from recoup.errors import BudgetError, RecoupError
 from recoup.graph import Graph
 from recoup.online.adapter import CAN_EXCHANGE
 from recoup.online.background import Planning
-from recoup.online.contents import Content
 from recoup.online.keeper import Keeper
-from recoup.online.learned import Learned
-from recoup.online.notes import Note, Notes
 from recoup.online.orders import Order, orders, peak_with_copies
 from recoup.online.repeats import Repeats
+from recoup.online.writing import Ran, Values, Writer
 from recoup.schedule import Schedule
 
 _SECONDS = 10.0  # that a planner may take, in the background
@@ -38,13 +34,12 @@ class Learner:
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
-        self._marks = 0
+        self._values = Values()
         self._at: int = _LOST
         """Which operator of the step runs now."""
         self._planning: Planning | None = None
         self._tries = 0
         self._schedule: Schedule | None = None
-        self._lifetimes: dict[int, int] = {}
         self._watch()
 
     def stop(self) -> None:
@@ -65,9 +60,8 @@ class Learner:
         self._at = at
         if at == 0:
             self._begin()
-        if self._notes is not None:
-            self._notes.operators.append(Note())
-            self._counts.append(len(self._values))
+        if self._writer is not None:
+            self._writer.before()
         if self._following:
             self._follow(at)
 
@@ -76,24 +70,13 @@ class Learner:
         if self._following and self._at + 1 < len(self._step):
             self._follow(self._at + 1)
 
-    def after(
-        self,
-        name: str,
-        known: Learned,
-        reads: Sequence[Content | None],
-        fresh: Sequence[Content],
-        over: Sequence[tuple[Content, Content]],
-        once: bool,
-    ) -> None:
-        """The operator has run: what it read, what it made anew and in place of what."""
-        if self._notes is None and not self._following:
+    def after(self, ran: Ran) -> None:
+        """It has run."""
+        if self._writer is None and not self._following:
             return
-        for content in (*fresh, *(new for _, new in over)):
-            content.mark = self._marks
-            self._marks += 1
-            self._values.append(weakref.ref(content))
-        if self._notes is not None:
-            self._write_down(self._notes, name, known, reads, fresh, over, once)
+        self._values.add(ran.makes)
+        if self._writer is not None:
+            self._writer.after(ran)
 
     # where the program is
 
@@ -105,19 +88,16 @@ class Learner:
         self._at = _LOST
         self._hopeless = False
         self._orders: list[list[Order]] = []
-        self._counts: list[int] = []
-        """How many values a run has before each operator."""
+        self._written: Writer | None = None
+        """What was written down of the step."""
         self._forget_run()
 
     def _forget_run(self) -> None:
         """Nothing is known of a current run of the step."""
         self._following = False
         self._obeyed = _LOST
-        self._values: list[weakref.ref[Content]] = []
-        self._first = self._marks
-        self._notes: Notes | None = None
-        self._ends: dict[int, int] = {}
-        self._repeatable: set[int] = set()
+        self._values = self._values.next_run()
+        self._writer: Writer | None = None
         self._keeper.on_release = None
 
     def _lose(self) -> None:
@@ -147,59 +127,26 @@ class Learner:
         """A run of the step begins."""
         if self._following:
             self._keeper.report.followed += 1
-        elif self._notes is not None:
-            self._plan(self._notes)
+        elif self._writer is not None:
+            self._plan(self._writer)
         elif self._planning is not None and self._planning.done:
             self._take_orders(self._planning)
         wanted = not (self._orders or self._planning or self._hopeless)
         self._forget_run()
         if wanted:
-            self._notes = Notes(max(self._keeper.memory, self._keeper.wanted))
-            self._counts = []
-            self._keeper.on_release = self._released
+            self._writer = Writer(max(self._keeper.memory, self._keeper.wanted), self._values)
+            self._keeper.on_release = self._writer.released
         self._following = bool(self._orders)
-
-    # writing a step down
-
-    def _write_down(
-        self,
-        notes: Notes,
-        name: str,
-        known: Learned,
-        reads: Sequence[Content | None],
-        fresh: Sequence[Content],
-        over: Sequence[tuple[Content, Content]],
-        once: bool,
-    ) -> None:
-        first = self._first
-        note = notes.operators[-1]
-        note.name, note.seconds, note.once = name, known.seconds, once
-        note.reads = [one.mark - first for one in reads if one is not None and one.mark >= first]
-        note.makes = [notes.value(one.size) for one in fresh] + [notes.value(new.size) for _, new in over]
-        replaced = [(old.mark - first, new.mark - first) for old, new in over if old.mark >= first]
-        note.over = replaced[0] if replaced else None
-        note.workspace = known.workspace
-        if once:  # it may have changed what others were made from: those must have been there, and stay
-            fixed = {one for one in self._repeatable if (content := self._values[one]()) is None or content.fixed}
-            note.reads += [one for one in fixed if (content := self._values[one]()) is not None and content.held]
-            self._repeatable -= fixed
-        else:
-            self._repeatable.update(note.makes)
-
-    def _released(self, content: Content) -> None:
-        if content.mark >= self._first:
-            self._ends[content.mark - self._first] = self._at + 1
 
     # plans
 
-    def _plan(self, notes: Notes) -> None:
-        held = [one for one, reference in enumerate(self._values) if (content := reference()) and content.held]
+    def _plan(self, writer: Writer) -> None:
         try:
-            graph = notes.graph(held)
+            graph = writer.graph()
         except RecoupError:
             self._hopeless = True
             return
-        self._lifetimes = dict(self._ends)
+        self._written = writer
         self._tries = _TRIES
         self._schedule = None
         self._start_planning(graph, self._room, _SECONDS)
@@ -225,16 +172,16 @@ class Learner:
             self._start_planning(planning.graph, planning.budget, _LONGER * planning.seconds)
         elif above > 0 and self._tries > 0:
             self._start_planning(planning.graph, planning.budget - above, planning.seconds)
-        elif self._schedule is not None:
+        elif self._schedule is not None and self._written is not None:
             try:
-                self._orders = orders(self._schedule, len(self._step), self._lifetimes)
+                self._orders = orders(self._schedule, len(self._step), self._written.ends)
             except ValueError:  # in another order than the program's
                 self._hopeless = True
         else:
             self._hopeless = True
 
     def _follow(self, at: int) -> None:
-        if len(self._values) != self._counts[at]:
+        if self._written is None or len(self._values) != self._written.counts[at]:
             self._lose()
             return
         if self._obeyed == at:
@@ -248,7 +195,7 @@ class Learner:
 
     def _obey(self, order: Order) -> None:
         for value in order.values:
-            content = self._values[value]()
+            content = self._values.content(value)
             if content is None:
                 continue
             if order.evict:

@@ -44,8 +44,7 @@ class Pool:
         if call is not None:
             storages.grow(number, call.known.seconds, {view.content.number for view in call.views})
             self._heuristic.declared(number)
-            if content.resident and content.size and content.locks == 0:
-                storages.pool[number] = None
+            self.offer(content)
 
     def renumber(self, newcomer: Content) -> None:
         """Give numbers anew to all that are left but the newcomer, which has none yet."""

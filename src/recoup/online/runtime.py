@@ -36,7 +36,8 @@ from recoup.online.learner import Learner
 from recoup.online.metadata import Heuristic
 from recoup.online.operators import Traits, read_traits, written_tensors
 from recoup.online.report import Report
-from recoup.torch.memory import allocated_size, automatic_budget
+from recoup.online.writing import Ran
+from recoup.torch.memory import automatic_budget
 from recoup.units import Budget, resolve_budget
 
 _open: set[torch.device] = set()
@@ -184,7 +185,7 @@ class Runtime(OperatorMode):
             result = func(*args, **kwargs)
         end = time.perf_counter()
         made = (result,) if isinstance(result, torch.Tensor) else flat_tensors((result,), [])
-        fresh = keeper.new_storages(made)
+        fresh = keeper.register.new_storages(made)
         call = None
         begun: list[Content] = []
         over: list[tuple[Content, Content]] = []
@@ -198,9 +199,10 @@ class Runtime(OperatorMode):
             if known.workspace:
                 report.reached(keeper.memory + known.workspace)
         if learner is not None:
-            learner.after(describe(func), known, contents, begun, over, call is None)
-        if lasting and traits.resizes:
-            self._note_sizes(traits, args, kwargs)
+            learner.after(Ran(describe(func), known, contents, begun, over, call is None))
+        if lasting and traits.resizes:  # an ``out=`` that was too small is larger now
+            for tensor in written_tensors(traits, args, kwargs):
+                keeper.measure(tensor)
         keeper.clock += known.seconds
         report.base_seconds += known.seconds
         report.bookkeeping_seconds += (start - begin) + (time.perf_counter() - end)
@@ -211,8 +213,8 @@ class Runtime(OperatorMode):
     ) -> tuple[list[Content], list[tuple[Content, Content]]]:
         """What an operator made, and what it wrote to and can make again."""
         keeper = self._keeper
-        begun = [keeper.begin(storage, call) for storage in fresh]
-        over = [(old, keeper.begin(storage_of(tensor), call)) for old, tensor in written.items()]
+        begun = [keeper.register.begin(storage, call) for storage in fresh]
+        over = [(old, keeper.register.begin(storage_of(tensor), call)) for old, tensor in written.items()]
         if call is not None:
             call.outputs = [weakref.ref(content) for content in begun] + [weakref.ref(new) for _, new in over]
             for old, _ in over:
@@ -246,13 +248,6 @@ class Runtime(OperatorMode):
             self._give_up(tensor)
         return {}, True
 
-    def _note_sizes(self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """An ``out=`` that was too small is larger now."""
-        for tensor in written_tensors(traits, args, kwargs):
-            content = self._keeper.content_of(tensor)
-            if content is not None:
-                self._keeper.resized(content, allocated_size(storage_of(tensor).nbytes(), self._device))
-
     def _give_up(self, tensor: torch.Tensor) -> None:
         """The tensor's content changes for good: a parameter, a buffer."""
         content = self._keeper.content_of(tensor)
@@ -268,9 +263,7 @@ class Runtime(OperatorMode):
                 self._keeper.before_loss(content)
         result = func(*args, **kwargs)
         for tensor in flat_tensors((result,), []):
-            content = self._keeper.content_of(tensor)
-            if content is not None:
-                self._keeper.resized(content, allocated_size(storage_of(tensor).nbytes(), self._device))
+            self._keeper.measure(tensor)
         return result
 
 

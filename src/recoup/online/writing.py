@@ -1,0 +1,107 @@
+"""A run of a step that repeats: its values in order, and, once, all of it written down for a planner."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from recoup.graph import Graph
+from recoup.online.contents import Content
+from recoup.online.learned import Learned
+from recoup.online.notes import Note, Notes
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """An operator that has run: what it read, and what it made anew and in place of what."""
+
+    name: str
+    known: Learned
+    reads: Sequence[Content | None]
+    fresh: Sequence[Content]
+    over: Sequence[tuple[Content, Content]]
+    """Contents that it wrote over, and those that are there now."""
+    once: bool
+    """Whether it cannot be repeated."""
+
+    @property
+    def makes(self) -> list[Content]:
+        """All that it made."""
+        return [*self.fresh, *(new for _, new in self.over)]
+
+
+class Values:
+    """What one run of the step has made so far. Contents of other runs have other marks."""
+
+    def __init__(self, first: int = 0) -> None:
+        self._first = first
+        self._made: list[weakref.ref[Content]] = []
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def next_run(self) -> Values:
+        """None yet, of the run after this one."""
+        return Values(self._first + len(self._made))
+
+    def add(self, contents: Sequence[Content]) -> None:
+        """The next values."""
+        for content in contents:
+            content.mark = self._first + len(self._made)
+            self._made.append(weakref.ref(content))
+
+    def content(self, number: int) -> Content | None:
+        """A value's content, unless it is gone for good."""
+        return self._made[number]()
+
+    def numbers(self, contents: Iterator[Content]) -> list[int]:
+        """Which values these are; those of other runs are left out."""
+        return [content.mark - self._first for content in contents if content.mark >= self._first]
+
+    def held(self) -> list[int]:
+        """The values that the program can still reach."""
+        return [number for number, made in enumerate(self._made) if (content := made()) is not None and content.held]
+
+
+class Writer:
+    """Writes a run down, operator by operator."""
+
+    def __init__(self, resident_bytes: int, values: Values) -> None:
+        self.counts: list[int] = []
+        """How many values there are before each operator."""
+        self.ends: dict[int, int] = {}
+        """Before which operator the program lets go of a value."""
+        self._values = values
+        self._notes = Notes(resident_bytes)
+        self._repeatable: set[int] = set()
+
+    def before(self) -> None:
+        """The next operator begins; it may turn out to do nothing that matters here."""
+        self.counts.append(len(self._values))
+        self._notes.operators.append(Note())
+
+    def after(self, ran: Ran) -> None:
+        """It has run, and what it made is among the values."""
+        values, note = self._values, self._notes.operators[-1]
+        note.name, note.once = ran.name, ran.once
+        note.seconds, note.workspace = ran.known.seconds, ran.known.workspace
+        note.reads = values.numbers(one for one in ran.reads if one is not None)
+        note.makes = [self._notes.value(content.size) for content in ran.makes]
+        replaced = [pair for pair in map(values.numbers, map(iter, ran.over)) if len(pair) == 2]
+        note.over = (replaced[0][0], replaced[0][1]) if replaced else None
+        if ran.once:  # it may have changed what others were made from: those must have been there, and stay
+            fixed = {one for one in self._repeatable if (content := values.content(one)) is None or content.fixed}
+            note.reads += [one for one in fixed if (content := values.content(one)) is not None and content.held]
+            self._repeatable -= fixed
+        else:
+            self._repeatable.update(note.makes)
+
+    def released(self, content: Content) -> None:
+        """The program let go of a content."""
+        for number in self._values.numbers(iter((content,))):
+            self.ends[number] = len(self.counts)
+
+    def graph(self) -> Graph:
+        """The whole step."""
+        return self._notes.graph(self._values.held())

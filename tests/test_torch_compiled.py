@@ -10,12 +10,15 @@ from torch import nn
 
 import recoup
 from recoup.torch.compiled import _as_measured
-from recoup.torch.memory import measure_peak
+from recoup.torch.memory import measure_peak, resident_bytes
+from recoup.torch.models import MODELS, example
 from tests.torch_helpers import QUICK, repeats
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 BUDGET = 0.75
+CPU = torch.device("cpu")
+BATCH = 32  # so that activations outweigh parameters
 COMPILED = {**QUICK, "compile": "inductor"}
 
 
@@ -96,3 +99,43 @@ def test_the_plan_has_the_peak_that_was_measured(tmp_path):
     plan = recoup.plans(model)[0]
     for more in (-4096, 0, 4096):
         assert _as_measured(plan, plan.peak_bytes + more).peak_bytes == plan.peak_bytes + more
+
+
+def train(model, made) -> tuple[list[float], list[torch.Tensor]]:
+    """Losses of three steps, the last over two batches; what is left of gradients and buffers."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    losses = []
+    again = tuple(tensor.flip(0) for tensor in made.inputs)
+    for seed, batches in enumerate(([made.inputs], [made.inputs], [made.inputs, again])):
+        torch.manual_seed(seed)
+        optimizer.zero_grad(set_to_none=True)
+        for batch in batches:
+            loss = made.loss(model(*batch))
+            loss.backward()
+            losses.append(loss.item())
+            del loss
+        optimizer.step()
+    return losses, [parameter.grad for parameter in model.parameters()] + list(model.buffers())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("share", [1.05, 0.8])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_as_plain_compiled(tmp_path, name, share):
+    """``share`` is of the way from what is resident to the plain compiled step's measured peak."""
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    made = example(name, batch=BATCH)
+    model, plain = made.model, copy.deepcopy(made.model)
+    plain.compile()
+    theirs = train(plain, made)
+    resident = resident_bytes(CPU)
+    peak = measure_peak(lambda: made.loss(plain(*made.inputs)).backward(), CPU)
+    parameters = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    budget = int(resident + share * (peak - resident)) + 2 * parameters  # our own gradients and momentum
+    recoup.optimize(model, budget=budget, cache=tmp_path, **{**COMPILED, "time_limit": 5.0})
+    ours = train(model, made)
+    assert ours[0] == pytest.approx(theirs[0], rel=1e-4)
+    for mine, yours in zip(ours[1], theirs[1], strict=True):
+        assert (mine - yours).float().norm() <= 1e-3 * yours.float().norm() + 1e-6
+    assert measure_peak(lambda: made.loss(model(*made.inputs)).backward(), CPU) <= budget

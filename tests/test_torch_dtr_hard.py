@@ -1,6 +1,7 @@
 """Programs that are hard on an evicting runtime. Evictions happen here at the worst moment, which is always allowed."""
 
 import gc
+import warnings
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 import recoup
 from recoup.torch.memory import resident_bytes
 from recoup.torch.session import RecoupWarning
+from tests.torch_helpers import assert_same, state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -265,3 +267,22 @@ def test_a_block_that_cannot_begin_leaves_nothing_behind(monkeypatch):
     assert gc.get_freeze_count() == frozen
     with dtr("64GiB"):
         assert (torch.ones(3) + 1).sum().item() == 6
+
+
+@pytest.mark.parametrize(("share", "most"), [(0.75, 30), (0.55, 1000)])
+def test_a_chain_of_layers_needs_little(share, most):
+    """Gradients that pass by are no bargain, what nobody needs any more goes first, and waiting calls make room."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.ReLU())])
+    x = torch.randn(2048, 64)
+    with dtr() as plain:
+        model(x).sum().backward()
+    theirs = state(model)
+    model.zero_grad()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RecoupWarning)  # thrashing is no surprise with so little
+        with dtr(int(share * plain.report.wanted_bytes), learn=False) as run:
+            model(x).sum().backward()
+    assert_same(state(model), theirs)
+    assert 0 < run.report.rematerializations <= most
+    assert run.report.peak_bytes <= run.report.budget_bytes

@@ -24,11 +24,11 @@ CASES = {
     "densenet": (lambda: DenseNet(layers=(4, 4, 4), growth=16), lambda: torch.randn(64, 3, 96, 96)),
 }
 SHARE = 0.75  # of the plain step's measured peak
-TOLERANCE = 1e-3  # of a gradient's norm: kernels that add in any order, and Inductor's own
+TOLERANCE = 1e-3  # of a gradient's norm: kernels that add in any order
 
 
 def step(model, x):
-    loss = model(x).float().square().mean()
+    loss = model(x).square().mean()
     loss.backward()
     return loss
 
@@ -51,12 +51,20 @@ def peak(model, x):
     return measure_peak(lambda: step(model, x), CUDA)
 
 
+def assert_near(ours, theirs, exact):
+    """As near to what float64 gives as the plain step is, twice over: how PyTorch's own benchmarks judge Inductor."""
+    for mine, yours, true in zip(ours, theirs, exact, strict=True):
+        allowed = 2 * (yours - true).norm() + TOLERANCE / 10 * true.norm() + 1e-6
+        assert (mine - true).norm() <= allowed
+
+
 @pytest.mark.parametrize(("name", "mode"), [(name, "eager") for name in CASES] + [("densenet", "inductor")])
 def test_same_numbers_within_the_budget(monkeypatch, cache, name, mode):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # three digits would hide a mistake
     torch.manual_seed(0)
     make, data = CASES[name]
     model, x = make().to(CUDA), data().to(CUDA)
+    exact = train(copy.deepcopy(model).double(), x.double())[1]
     plain = copy.deepcopy(model)
     if mode == "inductor":
         plain.compile()
@@ -67,8 +75,7 @@ def test_same_numbers_within_the_budget(monkeypatch, cache, name, mode):
     recoup.optimize(model, budget=budget, reserve=grows, compile=mode, cache=cache, time_limit=5)
     ours = train(model, x)
     assert repeats(model) > 0
-    for mine, yours in zip(ours[1], theirs[1], strict=True):
-        assert (mine - yours).norm() <= TOLERANCE * yours.norm() + 1e-6
+    assert_near(ours[1], theirs[1], exact)
     assert ours[0] == pytest.approx(theirs[0], rel=TOLERANCE)
     for mine, yours in zip(ours[2], theirs[2], strict=True):
         torch.testing.assert_close(mine, yours, rtol=TOLERANCE, atol=1e-4)
@@ -83,6 +90,7 @@ def test_dtr_same_numbers_within_the_budget(monkeypatch, name):
     torch.manual_seed(0)
     make, data = CASES[name]
     model, x = make().to(CUDA), data().to(CUDA)
+    exact = train(copy.deepcopy(model).double(), x.double())[1]
     plain = copy.deepcopy(model)
     theirs = train(plain, x)
     with recoup.dtr("100GiB") as run:
@@ -93,8 +101,7 @@ def test_dtr_same_numbers_within_the_budget(monkeypatch, name):
     with recoup.dtr(budget) as run:
         ours = train(model, x)
     assert run.report.evictions > 0
-    for mine, yours in zip(ours[1], theirs[1], strict=True):
-        assert (mine - yours).norm() <= TOLERANCE * yours.norm() + 1e-6
+    assert_near(ours[1], theirs[1], exact)
     assert ours[0] == pytest.approx(theirs[0], rel=TOLERANCE)
     assert ours[3] == theirs[3]
     assert run.report.peak_bytes <= budget or run.report.exceeded

@@ -51,6 +51,11 @@ class Around(Score):
         """What is around its neighbours shrank."""
         self._changed.add(storage)
 
+    def rewired(self, storage: int) -> None:
+        """What is around it, and around its neighbours, changed."""
+        self._changed.add(storage)
+        self._stale.add(storage)
+
     def banished(self, storage: int) -> None:
         """What is around its neighbours changed if it was resident; it counts as gone."""
         self._changed.add(storage)

@@ -61,6 +61,11 @@ class Call:
     outputs: list[weakref.ref[Content]] = field(default_factory=list)
     """What it made: new storages in order of appearance, then what it wrote to."""
 
+    @property
+    def parents(self) -> list[Content]:
+        """What it reads, each once, in order."""
+        return list(dict.fromkeys([view.content for view in self.views]))
+
     def again(self, sources: Sequence[torch.UntypedStorage]) -> Any:
         """The result once more, from the bytes of each view's content."""
         tensors = iter([fresh_view(source, view) for source, view in zip(sources, self.views, strict=True)])

@@ -51,6 +51,12 @@ class Classes(Around):
             self._total[root] -= self.storages.cost[storage]
             self._meet(root, storage)
 
+    def rewired(self, storage: int) -> None:
+        """It is on the border of the components next to it now."""
+        super().rewired(storage)
+        for root in self._touched(storage):
+            self._border[root].add(storage)
+
     def _touched(self, storage: int) -> set[int]:
         """The roots of the components next to a storage."""
         resident, nodes, find = self.storages.resident, self._node, self._find

@@ -36,6 +36,8 @@ class Content:
     number = -1
     resident = True
     locks = 0
+    needers = 0
+    """How many that are away will be made from it again."""
     mark = -1
     """Which value of a step it is, if a learner wants to know; each gets a higher one."""
     exposed = False
@@ -60,6 +62,11 @@ class Content:
     def held(self) -> bool:
         """Whether the program can reach it."""
         return self.storage is not None
+
+    @property
+    def needed(self) -> bool:
+        """Whether it will be made again, or would be if it were away."""
+        return self.storage is not None or self.needers > 0
 
     @property
     def fixed(self) -> bool:

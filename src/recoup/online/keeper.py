@@ -25,7 +25,21 @@ from recoup.torch.memory import live_tensors, resident_bytes
 from recoup.torch.session import RecoupWarning
 from recoup.units import format_bytes
 
-_Frame = tuple[Call, list[Content], list[Content], list[torch.UntypedStorage]]
+_PATIENCE = 2  # times that a call which waits for its inputs lets go of those that are there
+_PATIENCE_OF_ALL = 8  # times that any does, while the inputs of one operator come back
+
+
+class Frame:
+    """A call that waits for its inputs to come back (None: the program's own)."""
+
+    __slots__ = ("call", "locked", "parents", "patience")
+
+    def __init__(self, call: Call | None, parents: list[Content]) -> None:
+        self.call = call
+        self.parents = parents
+        self.locked: dict[Content, torch.UntypedStorage] = {}
+        """The inputs that are there; their storages cannot die meanwhile."""
+        self.patience = _PATIENCE
 
 
 class Keeper:
@@ -47,6 +61,8 @@ class Keeper:
         """Told when the program lets go of a content."""
         self._pool = Pool(heuristic)
         self._collector = Collector()
+        self._frames: list[Frame] = []
+        self._patience = 0
         self._open = False
 
     def open(self) -> None:
@@ -73,11 +89,8 @@ class Keeper:
         budget = self._budget
         try:
             with below_autograd():
-                try:
-                    self._bring_back_held()
-                except BudgetError:
-                    self._budget = 2**62  # an empty storage would crash whoever reads it
-                    self._bring_back_held()
+                while not self._bring_back_held():
+                    self._budget += budget // 8  # an empty storage would crash whoever reads it
         finally:
             self._open = False
             self._collector.end()
@@ -91,11 +104,16 @@ class Keeper:
                 stacklevel=6,  # the end of the block, past the stack of what is undone there
             )
 
-    def _bring_back_held(self) -> None:
-        for content in self._pool.living():
-            if content.held:
-                self._bring_back(content)
-                self._lock(content)
+    def _bring_back_held(self) -> bool:
+        """Whether there was room for it."""
+        try:
+            for content in self._pool.living():
+                if content.held and not content.locks:
+                    self.bring_back([content])
+                    self._lock(content)
+        except BudgetError:
+            return False
+        return True
 
     # contents
 
@@ -157,6 +175,7 @@ class Keeper:
             self.on_release(content)
         content.storage = None
         self.wanted -= content.size
+        self._pool.let_go(content)
         if content.resident:
             self.memory -= content.size
             if not self._pool.has_dependents(content):
@@ -165,6 +184,8 @@ class Keeper:
             self._lose_bytes(content)
             if content.call is None:
                 self.forsake(content)
+        else:
+            self._pool.needs.let_go(content)
 
     def content_died(self, content: Content) -> None:
         """Nothing will ever need a content that was brought back for others: its bytes are free."""
@@ -195,16 +216,20 @@ class Keeper:
             return
         self.look()
         start = time.perf_counter()
-        collected = False
+        tidied = collected = False
         while self.memory + size > self._budget:
             victim = self._pool.victim(self.clock)
             if victim is not None:
                 self._evict(victim)
-            elif not collected:
-                self._collector.collect()  # tensors in cycles of Python objects are held by nobody
+            elif not tidied:
                 self._let_go()
                 self.look()
-                collected = True
+                tidied = True
+            elif self._yield_locked():
+                continue
+            elif not collected:
+                self._collector.collect()  # tensors in cycles of Python objects are held by nobody
+                collected, tidied = True, False
             else:
                 raise BudgetError(self._out_of_memory(size, what))
         self.report.search_seconds += time.perf_counter() - start
@@ -261,59 +286,64 @@ class Keeper:
     # rematerialisation
 
     def bring_back(self, contents: Iterable[Content | None]) -> None:
-        """All of them are resident afterwards, at once."""
-        inputs = list(dict.fromkeys(content for content in contents if content is not None))
-        locked = [content for content in inputs if content.resident]
-        for content in locked:
-            self._lock(content)
-        try:
-            for content in inputs:
-                if not content.resident:
-                    self._bring_back(content)
-                    self._lock(content)
-                    locked.append(content)
-        finally:
-            for content in locked:
-                self._unlock(content)
+        """All of them are resident afterwards, at once.
 
-    def _bring_back(self, wanted: Content) -> None:
-        """Run the call that made a content again, with all that it needs first. No recursion: chains may be long."""
-        if wanted.resident:
-            return
-        frames = [self._frame(wanted)]
+        The calls that made them run again, with all that they need first. No recursion: chains may be long.
+        """
+        inputs = dict.fromkeys(content for content in contents if content is not None)
+        frames = self._frames = [Frame(None, list(inputs))]
+        self._patience = _PATIENCE_OF_ALL
         try:
-            while frames:
-                call, locked, missing, storages = frames[-1]
-                if missing:
-                    content = missing[-1]
-                    if content.resident:
-                        missing.pop()
-                        self._lock(content)
-                        locked.append(content)
-                        storages.append(content.memory())
-                    else:
-                        frames.append(self._frame(content))
+            while True:
+                frame = frames[-1]
+                missing = self._gather(frame)
+                if missing is not None:
+                    frames.append(self._frame(missing))
                     continue
-                self._repeat(call)
-                for content in frames.pop()[1]:
-                    self._unlock(content)
+                if frame.call is None:
+                    return
+                self._repeat(frame.call)
+                self._release(frames.pop())
         finally:
+            self._frames = []
             for frame in frames:
-                for content in frame[1]:
-                    self._unlock(content)
+                self._release(frame)
 
-    def _frame(self, content: Content) -> _Frame:
-        """What is needed to make a content, locked and missing; the storages cannot die meanwhile."""
+    def _frame(self, content: Content) -> Frame:
         call = content.call
         assert call is not None, "what is away can be made again"
-        parents = list(dict.fromkeys(view.content for view in call.views))
+        parents = call.parents
         for parent in parents:
             self.touch(parent)
-        locked = [parent for parent in parents if parent.resident]
-        for parent in locked:
-            self._lock(parent)
-        missing = [parent for parent in reversed(parents) if not parent.resident]
-        return call, locked, missing, [parent.memory() for parent in locked]
+        return Frame(call, parents)
+
+    def _gather(self, frame: Frame) -> Content | None:
+        """Lock the inputs of a call that are there; the first that is not."""
+        missing = None
+        for parent in frame.parents:
+            if parent in frame.locked:
+                continue
+            if parent.resident:
+                self._lock(parent)
+                frame.locked[parent] = parent.memory()
+            elif missing is None:
+                missing = parent
+        return missing
+
+    def _release(self, frame: Frame) -> None:
+        for content in frame.locked:
+            self._unlock(content)
+        frame.locked.clear()
+
+    def _yield_locked(self) -> bool:
+        """Nothing else is left to evict: let a waiting call's inputs go, they come back when it is its turn."""
+        for frame in self._frames[:-1]:
+            if frame.locked and frame.patience and self._patience:
+                frame.patience -= 1
+                self._patience -= 1
+                self._release(frame)
+                return True
+        return False
 
     def touch(self, content: Content) -> None:
         """It is being used now."""
@@ -368,7 +398,7 @@ class Keeper:
         """A content is about to be overwritten for good: bring back all that would have been made from it again, and
         give up repeating what was made from it. It is fixed from here on."""
         if content.call is not None:
-            self._bring_back(content)
+            self.bring_back([content])
             self.fix(content)
         if not self._pool.has_dependents(content):
             return
@@ -385,7 +415,7 @@ class Keeper:
                     if dependent.held:
                         away.append(dependent)
         for dependent in away:
-            self._bring_back(dependent)
+            self.bring_back([dependent])
             self.fix(dependent)
         self.forsake(content)
 
@@ -403,6 +433,7 @@ class Keeper:
 
     def fix(self, content: Content) -> None:
         """From now on it cannot be made again; what is away and will be made from it must keep it alive."""
+        self._pool.needs.given_up(content)
         content.call = None
         content.keeps = ()
         self._pool.withdraw(content)
@@ -417,7 +448,7 @@ class Keeper:
         if content is None:
             return
         with below_autograd():
-            self._bring_back(content)
+            self.bring_back([content])
             if lasting and not content.fixed:  # else it came from outside, and is as exposed as ever
                 content.exposed = True
                 self.before_loss(content)

@@ -29,6 +29,9 @@ class Learned:
     """Different for different operators and kinds of arguments."""
     seconds: float = 0.0
     runs: int = 0
+    passing: bool = False
+    """Whether the program lets go of what it makes soon, as of a gradient in a chain: what is made from that had better
+    not be evicted as if it would stay."""
 
 
 class Lessons:

@@ -66,6 +66,13 @@ class Storages:
         for other in reads:
             self.dependents[other].add(storage)
 
+    def raise_cost(self, storage: int, cost: float) -> bool:
+        """The storage costs at least this; whether that is more than before."""
+        if cost <= self.cost[storage]:
+            return False
+        self.cost[storage] = self.costs[storage] = cost
+        return True
+
 
 def taken(numbers: array[float], storages: Ints) -> Floats:
     """The numbers of some storages."""
@@ -92,6 +99,9 @@ class Heuristic(Protocol):
 
     def returned(self, storage: int) -> None:
         """The storage is back."""
+
+    def rewired(self, storage: int) -> None:
+        """The storage has new neighbours, or another cost."""
 
     def banished(self, storage: int) -> None:
         """The storage is gone for good, and out of the graph."""

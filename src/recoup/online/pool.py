@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
 
+from recoup.online.calls import Call
 from recoup.online.contents import Content
 from recoup.online.metadata import Heuristic, Storages
+from recoup.online.needs import Needs
 
 _COMPACT = 4096  # numbers given out beyond twice the living ones before they are given anew
+_SOON = 8  # contents that are made in the life of one that is only passing
+_INHERITED = 8  # neighbours of one that is part of another: more are no news, all of them cost too much to lose
 
 
 class Pool:
@@ -18,6 +21,7 @@ class Pool:
 
     def __init__(self, heuristic: Callable[[], Heuristic]) -> None:
         self._make = heuristic
+        self.needs = Needs()
         self._storages = Storages()
         self._begin([])
 
@@ -38,11 +42,14 @@ class Pool:
             del self._numbers[number:]
             raise
         content.number = number
-        storages.resident[number] = content.resident
+        storages.resident[number] = True
         storages.last_access[number] = clock
         call = content.call
         if call is not None:
-            storages.grow(number, call.known.seconds, {view.content.number for view in call.views})
+            parents = [view.content for view in call.views]
+            passing = [storages.cost[one.number] for one in parents if one.call is not None and one.call.known.passing]
+            cost = call.known.seconds + max(passing, default=0.0)
+            storages.grow(number, cost, {parent.number for parent in parents})
             self._heuristic.declared(number)
             self.offer(content)
 
@@ -76,23 +83,19 @@ class Pool:
     def gone(self, content: Content) -> None:
         """Its bytes are gone."""
         self.withdraw(content)
-        self._storages.resident[content.number] = False
-        self._untold.append(content.number)
+        self.needs.gone(content)
 
     def back(self, content: Content) -> None:
         """Its bytes are there again."""
-        self._storages.resident[content.number] = True
-        self._untold.append(~content.number)
         self.offer(content)
+        self.needs.back(content)
 
     def victim(self, clock: float) -> Content | None:
         """What to evict now, or None if nothing may be."""
-        while self._untold:
-            event = self._untold.popleft()
-            if event >= 0:
-                self._heuristic.evicted(event)
-            else:
-                self._heuristic.returned(~event)
+        spare = self.needs.spare(self.offers)
+        if spare is not None:
+            return spare
+        self._tell()
         while (number := self._heuristic.victim(clock)) is not None:
             content = self._numbers[number]()
             if content is not None and content.resident:
@@ -100,9 +103,57 @@ class Pool:
             self._storages.pool.pop(number, None)  # it is gone, or died while it was chosen
         return None
 
+    def _tell(self) -> None:
+        """Tell the heuristic what came and went since it last chose; most programs hold and drop much more than is ever
+        evicted. To it, evicted is what the program holds and is away. What is away for others' sake is theirs."""
+        storages, heuristic = self._storages, self._heuristic
+        for number in self.needs.changed:
+            content = self._numbers[number]()
+            there = content is None or content.resident or not content.held
+            if there != storages.resident[number]:
+                storages.resident[number] = there
+                if there:
+                    heuristic.returned(number)
+                else:
+                    heuristic.evicted(number)
+            if content is not None and not content.resident and not content.held and content.call is not None:
+                self._bequeath(number)
+        self.needs.changed.clear()
+
+    def _bequeath(self, number: int) -> None:
+        """A content that only a repetition will ever read is part of what was made from it: that costs as much more,
+        and is next to all that it was next to. As a neighbour to everything itself, it would make all that it was
+        made from dear, long after anyone could need it."""
+        storages = self._storages
+        reads = storages.dependencies[number]
+        for heir in self._heirs(number):
+            if len(reads) <= _INHERITED:
+                storages.grow(heir, 0, reads)
+                self._heuristic.rewired(heir)
+        stack = [number]
+        while stack:
+            dear = stack.pop()
+            for heir, call in self._heirs(dear).items():
+                if storages.raise_cost(heir, call.known.seconds + storages.cost[dear]) and call.known.passing:
+                    stack.append(heir)
+
+    def _heirs(self, number: int) -> dict[int, Call]:
+        """What was made from a content and is not evicted, with the calls that made it."""
+        found = {}
+        for other in self._storages.dependents[number]:
+            content = self._numbers[other]()
+            if content is not None and content.call is not None and self._storages.resident[other]:
+                found[other] = content.call
+        return found
+
     def living(self) -> list[Content]:
         """Every content that something may still need."""
         return [content for reference in self._numbers if (content := reference()) is not None]
+
+    def let_go(self, content: Content) -> None:
+        """The program lets go of it: soon after it was made, or late."""
+        if content.call is not None:
+            content.call.known.passing = self._storages.count - content.number <= _SOON
 
     def has_dependents(self, content: Content) -> bool:
         """Whether anything was made from it, as far as that matters still."""
@@ -124,12 +175,10 @@ class Pool:
         self._heuristic = self._make()
         self._heuristic.watch(self._storages)
         self._numbers: list[weakref.ref[Content]] = []
-        self._untold: deque[int] = deque()
-        """What went, and by its complement what came back, since the heuristic last chose; most programs hold and
-        drop much more than is ever evicted."""
+        self.needs.changed.clear()
         self._compact_at = 2 * len(contents) + _COMPACT
         for content, access in zip(contents, last, strict=True):
             self.add(content, access)
         for content in contents:
             if not content.resident:
-                self._untold.append(content.number)
+                self.needs.changed.append(content.number)

@@ -81,5 +81,8 @@ class Score:
     def returned(self, storage: int) -> None:
         """Nothing to keep."""
 
+    def rewired(self, storage: int) -> None:
+        """Nothing to keep."""
+
     def banished(self, storage: int) -> None:
         """Nothing to keep."""

@@ -25,21 +25,25 @@ from recoup.torch.rewrite import split_convolutions
 from recoup.torch.split import split
 from recoup.units import format_bytes
 
-ATTEMPTS = 3  # how often a step is compiled to make its measured peak meet the budget
+ATTEMPTS = 3  # how often a step is compiled to make its measured peak meet the budget well
+LAST_ATTEMPT = 6  # how often, as long as it does not meet it at all
 CLOSE = 0.015  # of the budget: a measured peak this close below it is not worth another compilation
 MARGIN = 0.003  # of the budget: added to what a measured peak was over the prediction
 OUT_OF_MEMORY = 0.1  # of the prediction: taken for its error when the device had no room to measure it
+DOUBTFUL = 2.0  # of the budget: up to this predicted plain peak, the plain step is tried before the budget is refused
 PLAIN = 1.05  # of the budget: up to this predicted plain peak, the plain step itself may fit
 
 
 @dataclass
 class _Partitioner:
-    """Plans the graph that Inductor hands over; ``plainly`` lets PyTorch's own partitioner go first where it may do."""
+    """Plans the graph that Inductor hands over; ``plainly`` lets PyTorch's own partitioner go first where it may do,
+    ``anyway`` whatever the prediction is."""
 
     planner: StepPlanner
     correction: int | None
     """What to add to the prediction; None for what was learned when this step was last compiled."""
     plainly: bool
+    anyway: bool = False
     step: StepPlan | None = None
     is_plain: bool = False
     learned: bool = False
@@ -52,7 +56,7 @@ class _Partitioner:
         plain = read_joint(traced, outputs, folded_nodes(traced))
         self.step = self.planner.plain(plain, self._costs(plain))
         self.key = f"correction {self.step.plan.graph.fingerprint} {self.step.budget}"
-        self.is_plain = self.plainly and self.step.plan.peak_bytes <= PLAIN * self.step.budget
+        self.is_plain = self.anyway or (self.plainly and self.step.plan.peak_bytes <= PLAIN * self.step.budget)
         if self.is_plain:
             return None
         split_convolutions(traced)
@@ -87,18 +91,31 @@ def compile_step(
     """Compile, try out, correct the prediction by what was measured, and plan again until it fits, and fits well.
 
     Where the plain step seems to fit, PyTorch's own partitioner goes first: if it does fit, there is nothing to plan.
+    It is also asked before a budget is refused: the prediction may be too high.
     """
     best: _Tried | None = None
     correction: int | None = None
-    plainly, over, budget = planner.may_be_plain, 0, 0
-    for _ in range(ATTEMPTS):
-        partitioner = _Partitioner(planner, correction, plainly)
+    refusal: BudgetError | None = None
+    plainly, over, budget, planned = planner.may_be_plain, 0, 0, 0
+    for attempt in range(LAST_ATTEMPT):
+        if attempt >= ATTEMPTS and best is not None:
+            break
+        partitioner = _Partitioner(planner, correction, plainly, refusal is not None and plainly)
         try:
             function = compile_inductor(module, args, partitioner)
-        except BudgetError:
+        except BudgetError as problem:
             if best is not None:
                 break
-            raise
+            refusal = refusal or problem
+            plain = partitioner.step
+            assert plain is not None, "what is refused was predicted"
+            if plainly and not partitioner.anyway and plain.plan.peak_bytes <= DOUBTFUL * plain.budget:
+                continue
+            if correction is None or correction - planned < MARGIN * plain.budget:
+                raise refusal from None
+            correction = (planned + correction) // 2  # the last plan was off by so much; another need not be
+            continue
+        planned = partitioner.correction or 0
         step = partitioner.step
         if step is None:
             return function, step
@@ -117,7 +134,9 @@ def compile_step(
         if room >= 0 and well:
             break
         over = room if over == 0 else max(over, room)
-        if not partitioner.is_plain:
+        if partitioner.anyway:
+            correction = min(0, tried.peak_bytes - step.plan.peak_bytes)
+        elif not partitioner.is_plain:
             correction = (partitioner.correction or 0) + tried.peak_bytes - step.plan.peak_bytes
             correction += int(MARGIN * budget) if room < 0 else 0
         plainly = False

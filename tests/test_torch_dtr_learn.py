@@ -2,13 +2,18 @@
 
 import copy
 import time
+import weakref
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import recoup
 from recoup.online import learner
+from recoup.online.adapter import storage_of
+from recoup.online.calls import flat_tensors
+from recoup.torch.memory import live_tensors
 from recoup.torch.models import MODELS, example
 from tests.torch_helpers import assert_same, state
 
@@ -149,3 +154,78 @@ def test_every_model_follows_its_plan(name):
     with training.run:
         training.until_followed(3)
     training.check()
+
+
+class Allocator(TorchDispatchMode):
+    """Counts the bytes of all storages, as a device's own allocator would."""
+
+    def __init__(self, keeper):
+        super().__init__()
+        self._keeper, self._storages = keeper, {}
+        keeper.can_look, keeper.look = True, self.look
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.see(flat_tensors((result,), []))
+        return result
+
+    def see(self, tensors):
+        for storage in (storage_of(tensor) for tensor in tensors if tensor.layout == torch.strided):
+            self._storages[storage._cdata] = weakref.ref(storage)
+
+    def look(self):
+        if not self._storages:
+            self.see(live_tensors())
+        there = [storage for reference in self._storages.values() if (storage := reference()) is not None]
+        own = [content.own for content in self._keeper._pool.living() if content.own is not None]
+        self._keeper.memory = sum(storage.nbytes() for storage in [*there, *own])
+
+
+class TestFamiliarSteps:
+    """Operators that pass at a glance: for devices whose allocator counts."""
+
+    @pytest.fixture
+    def counting(self, training):
+        with Allocator(training.run._keeper):
+            yield training
+
+    def familiar(self, training):
+        """Train until a step is familiar."""
+        begin = time.perf_counter()
+        while not training.run._learner.familiar:
+            assert time.perf_counter() - begin < PATIENCE, "no step became familiar"
+            training.go()
+
+    def test_with_room_all_pass_but_the_first(self):
+        torch.manual_seed(0)
+        training = Training(Net(), (images(8),), share=1.05)
+        with Allocator(training.run._keeper), training.run as run:
+            self.familiar(training)
+            calls = run._calls
+            training.go(5)
+            assert run._calls == calls + 5
+            assert run.report.evictions == 0
+        training.check()
+
+    def test_what_the_plan_repeats_is_known_and_the_rest_passes(self, counting):
+        with counting.run as run:
+            self.familiar(counting)
+            counting.go(1)
+            calls, followed, repeated = run._calls, run.report.followed, run.report.rematerializations
+            counting.go(4)
+            assert run.report.followed >= followed + 3
+            assert run.report.rematerializations > repeated
+            assert 0 < (run._calls - calls) / 4 < 0.7 * len(run._learner._step)
+        counting.check()
+
+    def test_deviations_in_the_middle_change_nothing(self, counting):
+        with counting.run:
+            for odd in ((1, (images(4),), True), (1, None, False), (2, (images(8),), True)):
+                self.familiar(counting)
+                counting.go(*odd)
+                try:  # the program ends a step half-way
+                    counting.go(1, x=(images(8), "too many"))
+                except TypeError:
+                    counting.taken.pop()
+                counting.go(2)
+        counting.check()

@@ -53,6 +53,8 @@ class Keeper:
         self.report = report
         self.memory = 0
         self.clock = 1.0
+        self.can_look = device.type == "cuda"
+        """Whether the allocator counts for itself."""
         self._limit = limit
         self._budget = report.budget_bytes
         self.wanted = 0
@@ -130,9 +132,26 @@ class Keeper:
         return content
 
     def is_there(self, tensor: object) -> bool:
-        """Whether it is a known tensor with its bytes."""
-        content = self.register.find(tensor) if isinstance(tensor, torch.Tensor) else None
-        return content is not None and content.resident
+        """Whether it is a tensor with its bytes."""
+        if not isinstance(tensor, torch.Tensor):
+            return False
+        content = self.register.find(tensor)
+        return content is None or content.resident
+
+    def matters(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """Whether something depends on what these hold, so that it must be looked after before that changes."""
+        found = [content for tensor in tensors if (content := self.register.find(tensor)) is not None]
+        return any(not content.fixed or self._pool.has_dependents(content) for content in found)
+
+    def settle(self) -> bool:
+        """If all is there, let it stay: from now on operators may run that nobody notes."""
+        living = self._pool.living()
+        if any(content.held and not content.resident for content in living):
+            return False
+        for content in living:
+            if content.held and not content.fixed:
+                self.fix(content)
+        return True
 
     def _add(self, content: Content) -> None:
         if self._pool.full:
@@ -249,7 +268,7 @@ class Keeper:
 
     def look(self) -> None:
         """Take the allocator's own count, where there is one: it sees what passes no operator."""
-        if self.device.type == "cuda":
+        if self.can_look:
             self.memory = resident_bytes(self.device)
 
     def evict(self, content: Content) -> None:

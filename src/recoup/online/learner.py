@@ -1,20 +1,25 @@
 """Learning: a program that repeats the same operators pays for the search once, as the paper asks for (section 7).
 
-As soon as something is evicted, the program's operators are watched. When they turn out to repeat, one step is written
-down as a graph and planned in the background, and from then on the runtime follows the plan: what comes back and what
-goes before an operator is an order, not a choice. Orders are advice, and so cannot do harm: the first operator that is
-not the expected one ends them, and the runtime decides online until the step comes round again.
+The program's operators are watched. When they turn out to repeat, and something is evicted, one step is written down as
+a graph and planned in the background, and from then on the runtime follows the plan: what comes back and what goes
+before an operator is an order, not a choice. Orders are advice, and so cannot do harm: the first operator that is not
+the expected one ends them, and the runtime decides online until the step comes round again. A step that is followed, or
+in which nothing is evicted, becomes familiar.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 from recoup.errors import BudgetError, RecoupError
 from recoup.graph import Graph
 from recoup.online.adapter import CAN_EXCHANGE
 from recoup.online.background import Planning
+from recoup.online.familiar import Glance, remembered
 from recoup.online.keeper import Keeper
+from recoup.online.learned import Learned
+from recoup.online.operators import Traits, written_tensors
 from recoup.online.orders import Order, orders, peak_with_copies
 from recoup.online.repeats import Repeats
 from recoup.online.writing import Ran, Values, Writer
@@ -39,6 +44,7 @@ class Learner:
         """Which operator of the step runs now."""
         self._planning: Planning | None = None
         self._tries = 0
+        self._evictions = 0
         self._schedule: Schedule | None = None
         self._watch()
 
@@ -48,22 +54,52 @@ class Learner:
             self._planning.stop()
             self._planning = None
 
-    def before(self, number: int) -> None:
+    def passes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], traits: Traits) -> Learned | None:
+        """An operator of a familiar step, if it may run with no more than this."""
+        at = self._at + 1
+        if at == len(self._step):
+            return None  # the step's first one is never light
+        glance = self._glances[at]
+        if not glance.light:
+            return None
+        if not glance.fits(func, args):
+            self.lose()
+            return None
+        if self._following and traits.writes and self._keeper.matters(written_tensors(traits, args, kwargs)):
+            return None
+        self._at = at
+        self._keeper.memory = glance.memory + self._offset
+        if self._following:
+            self._follow(at)
+            if not self._following:
+                return None
+            self._values.skip(self._counts[at + 1] - self._counts[at])
+        return glance.known
+
+    def before(self, known: Learned, func: Any, args: tuple[Any, ...], traits: Traits) -> None:
         """An operator is about to run: find out where in the step that is, and do what is to be done before it."""
+        number = known.number
         if self._at == _LOST:
             self._look_for_step(number)
             return
         at = (self._at + 1) % len(self._step)
         if self._step[at] != number:
-            self._lose()
+            self.lose()
             return
         self._at = at
         if at == 0:
             self._begin()
         if self._writer is not None:
             self._writer.before()
+        if self.familiar:
+            self._keeper.memory = self._glances[at].memory + self._offset
+        elif self._recorded is not None:
+            light = at > 0 and not (self._following and (at in self._remembered or traits.changes_unseen))
+            self._recorded.append(Glance(func, args, known, self._keeper.memory, light))
         if self._following:
             self._follow(at)
+        if self._recorded:
+            self._recorded[-1].highest = self._keeper.memory + known.size + known.workspace
 
     def ahead(self) -> None:
         """Something evicted is looked at, for the operator to come: do now what is to be done before that."""
@@ -74,7 +110,10 @@ class Learner:
         """It has run."""
         if self._writer is None and not self._following:
             return
-        self._values.add(ran.makes)
+        if self.familiar and self._at not in self._remembered:  # what it wrote to may have passed, and be unknown
+            self._values.skip(self._counts[self._at + 1] - self._counts[self._at])
+        else:
+            self._values.add(ran.makes)
         if self._writer is not None:
             self._writer.after(ran)
 
@@ -88,6 +127,7 @@ class Learner:
         self._at = _LOST
         self._hopeless = False
         self._orders: list[list[Order]] = []
+        self._glances: list[Glance] = []
         self._written: Writer | None = None
         """What was written down of the step."""
         self._forget_run()
@@ -95,12 +135,18 @@ class Learner:
     def _forget_run(self) -> None:
         """Nothing is known of a current run of the step."""
         self._following = False
+        self.familiar = False
+        """Whether operators may pass."""
+        self._recorded: list[Glance] | None = None
         self._obeyed = _LOST
         self._values = self._values.next_run()
         self._writer: Writer | None = None
         self._keeper.on_release = None
 
-    def _lose(self) -> None:
+    def lose(self) -> None:
+        """The program does something else."""
+        if self.familiar:
+            self._keeper.look()
         self._at = _LOST
         self._recent.clear()
         self._repeats = Repeats()
@@ -125,18 +171,40 @@ class Learner:
 
     def _begin(self) -> None:
         """A run of the step begins."""
+        report = self._keeper.report
+        calm = report.evictions == self._evictions
+        self._evictions = report.evictions
         if self._following:
-            self._keeper.report.followed += 1
+            report.followed += 1
         elif self._writer is not None:
             self._plan(self._writer)
         elif self._planning is not None and self._planning.done:
             self._take_orders(self._planning)
-        wanted = not (self._orders or self._planning or self._hopeless)
+        recorded = self._recorded
         self._forget_run()
-        if wanted:
+        self._following = bool(self._orders)
+        if self._following or calm:
+            self._become_familiar(recorded)
+        else:
+            self._glances = []
+        if not (calm or self._orders or self._planning or self._hopeless):
             self._writer = Writer(max(self._keeper.memory, self._keeper.wanted), self._values)
             self._keeper.on_release = self._writer.released
-        self._following = bool(self._orders)
+
+    def _become_familiar(self, recorded: list[Glance] | None) -> None:
+        """If a whole run was recorded; else record one."""
+        if not self._keeper.can_look:
+            return
+        if not self._glances and recorded is not None and len(recorded) == len(self._step):
+            self._glances = recorded
+        if not self._glances:
+            self._recorded = []
+            return
+        self._keeper.look()
+        self._offset = self._keeper.memory - self._glances[0].memory
+        highest = max(glance.highest for glance in self._glances) + self._offset
+        fits = highest <= self._keeper.report.budget_bytes
+        self.familiar = fits and (self._following or self._keeper.settle())
 
     # plans
 
@@ -175,6 +243,9 @@ class Learner:
         elif self._schedule is not None and self._written is not None:
             try:
                 self._orders = orders(self._schedule, len(self._step), self._written.ends)
+                self._remembered = remembered(self._schedule, self._orders)
+                self._counts = [*self._written.counts, self._written.made]
+                self._glances = []
             except ValueError:  # in another order than the program's
                 self._hopeless = True
         else:
@@ -182,7 +253,7 @@ class Learner:
 
     def _follow(self, at: int) -> None:
         if self._written is None or len(self._values) != self._written.counts[at]:
-            self._lose()
+            self.lose()
             return
         if self._obeyed == at:
             return
@@ -191,7 +262,7 @@ class Learner:
             for order in self._orders[at]:
                 self._obey(order)
         except BudgetError:  # there is less room than was planned for
-            self._lose()
+            self.lose()
 
     def _obey(self, order: Order) -> None:
         for value in order.values:

@@ -36,7 +36,7 @@ class Values:
 
     def __init__(self, first: int = 0) -> None:
         self._first = first
-        self._made: list[weakref.ref[Content]] = []
+        self._made: list[weakref.ref[Content] | None] = []
 
     def __len__(self) -> int:
         return len(self._made)
@@ -51,9 +51,14 @@ class Values:
             content.mark = self._first + len(self._made)
             self._made.append(weakref.ref(content))
 
+    def skip(self, count: int) -> None:
+        """The next values are not known."""
+        self._made += [None] * count
+
     def content(self, number: int) -> Content | None:
-        """A value's content, unless it is gone for good."""
-        return self._made[number]()
+        """A value's content, unless it is gone for good, or never was known."""
+        made = self._made[number]
+        return None if made is None else made()
 
     def numbers(self, contents: Iterator[Content]) -> list[int]:
         """Which values these are; those of other runs are left out."""
@@ -61,7 +66,7 @@ class Values:
 
     def held(self) -> list[int]:
         """The values that the program can still reach."""
-        return [number for number, made in enumerate(self._made) if (content := made()) is not None and content.held]
+        return [one for one in range(len(self._made)) if (content := self.content(one)) is not None and content.held]
 
 
 class Writer:
@@ -101,6 +106,11 @@ class Writer:
         """The program let go of a content."""
         for number in self._values.numbers(iter((content,))):
             self.ends[number] = len(self.counts)
+
+    @property
+    def made(self) -> int:
+        """How many values there are at the end."""
+        return len(self._notes.sizes)
 
     def graph(self) -> Graph:
         """The whole step."""

@@ -115,7 +115,8 @@ def train(model, made) -> tuple[list[float], list[torch.Tensor]]:
             losses.append(loss.item())
             del loss
         optimizer.step()
-    return losses, [parameter.grad for parameter in model.parameters()] + list(model.buffers())
+    left = [parameter.grad for parameter in model.parameters()] + list(model.buffers())
+    return losses, [tensor.clone() for tensor in left]
 
 
 @pytest.mark.full

@@ -8,12 +8,11 @@ which is why this is for devices that have one that counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from recoup.graph import Graph
 from recoup.online.learned import TIMED_RUNS, Learned
 from recoup.online.orders import Order
 from recoup.schedule import Schedule
@@ -42,21 +41,21 @@ class Glance:
         return self.shape is None or (isinstance(args[0], torch.Tensor) and args[0].shape == self.shape)
 
 
-def remembered(schedule: Schedule, orders: Iterable[Iterable[Order]]) -> set[int]:
-    """The operators of a step that must be known while its plan is followed: what it runs again or evicts, and all
-    that this is made from."""
+def remembered(schedule: Schedule, orders: Sequence[Sequence[Order]], ends: Mapping[int, int]) -> set[int]:
+    """The operators of a step that must be known while its plan is followed: those that make what it evicts, and what
+    they read as far as that is not there any more when they run again. ``ends`` is when the program lets go of a value.
+    """
     graph = schedule.graph
-    maker = _makers(graph)
-    stack = [maker[value] for before in orders for order in before for value in order.values if value in maker]
-    found: set[int] = set()
+    maker = {int(value): int(op.id) for op in graph.ops for value in op.outputs}
+    evicted = {value for before in orders for order in before if order.evict for value in order.values}
+    stack = [(value, 0) for value in evicted]
+    stack += [(value, at) for at, before in enumerate(orders) for order in before for value in order.values]
+    seen: set[tuple[int, int]] = set()
     while stack:
-        position = stack.pop()
-        if position not in found:
-            found.add(position)
-            for implementation in graph.ops[graph.op_index[str(position)]].implementations:
-                stack += [maker[int(value)] for value in implementation.inputs if int(value) in maker]
-    return found
-
-
-def _makers(graph: Graph) -> dict[int, int]:
-    return {int(value): int(op.id) for op in graph.ops for value in op.outputs}
+        value, at = one = stack.pop()
+        if one in seen or value not in maker:
+            continue
+        seen.add(one)
+        reads = map(int, graph.ops[graph.op_index[str(maker[value])]].inputs)
+        stack += [(read, at) for read in reads if ends.get(read, len(orders)) <= at]
+    return {maker[value] for value, _ in seen}

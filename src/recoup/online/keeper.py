@@ -132,11 +132,11 @@ class Keeper:
         return content
 
     def is_there(self, tensor: object) -> bool:
-        """Whether it is a tensor with its bytes."""
+        """Whether it is a tensor with its bytes, and counted."""
         if not isinstance(tensor, torch.Tensor):
             return False
         content = self.register.find(tensor)
-        return content is None or content.resident
+        return self.can_look if content is None else content.resident
 
     def matters(self, tensors: Iterable[torch.Tensor]) -> bool:
         """Whether something depends on what these hold, so that it must be looked after before that changes."""
@@ -327,6 +327,12 @@ class Keeper:
             self._frames = []
             for frame in frames:
                 self._release(frame)
+
+    def bring_back_tensors(self, tensors: Iterable[torch.Tensor]) -> None:
+        """As far as they are known."""
+        contents = list(map(self.register.find, tensors))
+        if any(content is not None and not content.resident for content in contents):
+            self.bring_back(contents)
 
     def _frame(self, content: Content) -> Frame:
         call = content.call

@@ -15,6 +15,7 @@ from recoup.online.report import Report
 from recoup.torch.memory import allocated_size
 
 SCALARS = 64  # bytes that an operator may take on CPU to wrap numbers as tensors
+START = 5e-5  # seconds of the CPU's time to repeat an operator on CUDA
 TIMED_RUNS = 3  # the first of them warms up; the least of them counts
 
 
@@ -25,6 +26,8 @@ class Learned:
     size: int
     """Bytes of the new storages that it returns."""
     workspace: int = 0
+    least: float = 0.0
+    """Seconds that it takes to start it again, whatever it does."""
     number: int = -1
     """Different for different operators and kinds of arguments."""
     seconds: float = 0.0
@@ -32,6 +35,11 @@ class Learned:
     passing: bool = False
     """Whether the program lets go of what it makes soon, as of a gradient in a chain: what is made from that had better
     not be evicted as if it would stay."""
+
+    @property
+    def cost(self) -> float:
+        """Seconds that it costs to repeat it."""
+        return max(self.seconds, self.least)
 
 
 class Lessons:
@@ -110,7 +118,7 @@ class Lessons:
                 size += sum(8 * one.numel() * max(1, one.dim()) for one in tensors)
         if self.device.type != "cuda":
             return Learned(size, SCALARS)
-        return Learned(size, size + _bytes(tensors) if "conv" in func.overloadpacket.__name__ else 0)
+        return Learned(size, size + _bytes(tensors) if "conv" in func.overloadpacket.__name__ else 0, START)
 
 
 def _bytes(tensors: Sequence[torch.Tensor]) -> int:

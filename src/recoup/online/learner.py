@@ -16,6 +16,7 @@ from recoup.errors import BudgetError, RecoupError
 from recoup.graph import Graph
 from recoup.online.adapter import CAN_EXCHANGE
 from recoup.online.background import Planning
+from recoup.online.calls import flat_tensors
 from recoup.online.familiar import Glance, remembered
 from recoup.online.keeper import Keeper
 from recoup.online.learned import Learned
@@ -25,7 +26,8 @@ from recoup.online.repeats import Repeats
 from recoup.online.writing import Ran, Values, Writer
 from recoup.schedule import Schedule
 
-_SECONDS = 10.0  # that a planner may take, in the background
+_SECONDS = 10.0  # that a planner may take, in the background, for a small step
+_OPS_PER_SECOND = 250  # more than that, for a large one
 _GAP = 0.01
 _MARGIN = 0.005  # of the budget that a plan leaves for what is allocated past the dispatcher
 _TRIES = 3  # at plans: with more time, or for less where what is made again must be copied into its place
@@ -65,14 +67,18 @@ class Learner:
         if not glance.fits(func, args):
             self.lose()
             return None
-        if self._following and traits.writes and self._keeper.matters(written_tensors(traits, args, kwargs)):
-            return None
+        if self._following:
+            changed = written_tensors(traits, args, kwargs) if traits.writes else []
+            changed += traits.statistics(args)
+            if changed and self._keeper.matters(changed):
+                return None
         self._at = at
         self._keeper.memory = glance.memory + self._offset
         if self._following:
             self._follow(at)
             if not self._following:
                 return None
+            self._keeper.bring_back_tensors(flat_tensors((args, tuple(kwargs.values())), []))  # if the plan did not
             self._values.skip(self._counts[at + 1] - self._counts[at])
         return glance.known
 
@@ -94,7 +100,7 @@ class Learner:
         if self.familiar:
             self._keeper.memory = self._glances[at].memory + self._offset
         elif self._recorded is not None:
-            light = at > 0 and not (self._following and (at in self._remembered or traits.changes_unseen))
+            light = at > 0 and not (self._following and (at in self._remembered or traits.moves_storage))
             self._recorded.append(Glance(func, args, known, self._keeper.memory, light))
         if self._following:
             self._follow(at)
@@ -217,7 +223,7 @@ class Learner:
         self._written = writer
         self._tries = _TRIES
         self._schedule = None
-        self._start_planning(graph, self._room, _SECONDS)
+        self._start_planning(graph, self._room, _SECONDS + len(graph.ops) / _OPS_PER_SECOND)
 
     @property
     def _room(self) -> int:
@@ -243,7 +249,7 @@ class Learner:
         elif self._schedule is not None and self._written is not None:
             try:
                 self._orders = orders(self._schedule, len(self._step), self._written.ends)
-                self._remembered = remembered(self._schedule, self._orders)
+                self._remembered = remembered(self._schedule, self._orders, self._written.ends)
                 self._counts = [*self._written.counts, self._written.made]
                 self._glances = []
             except ValueError:  # in another order than the program's

@@ -36,11 +36,6 @@ class Traits:
     training_flag: int
     """For a batch norm that writes to running statistics: which argument says so; -1 for always, 0 for no such."""
 
-    @property
-    def changes_unseen(self) -> bool:
-        """Whether it changes more than its schema says: a tensor's storage, running statistics."""
-        return self.moves_storage or self.training_flag != 0
-
     def statistics(self, args: tuple[Any, ...]) -> list[torch.Tensor]:
         """Running statistics that this call writes to and does not read."""
         if self.training_flag == 0 or (self.training_flag > 0 and not args[self.training_flag]):

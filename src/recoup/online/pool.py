@@ -48,7 +48,7 @@ class Pool:
         if call is not None:
             parents = [view.content for view in call.views]
             passing = [storages.cost[one.number] for one in parents if one.call is not None and one.call.known.passing]
-            cost = call.known.seconds + max(passing, default=0.0)
+            cost = call.known.cost + max(passing, default=0.0)
             storages.grow(number, cost, {parent.number for parent in parents})
             self._heuristic.declared(number)
             self.offer(content)
@@ -134,7 +134,7 @@ class Pool:
         while stack:
             dear = stack.pop()
             for heir, call in self._heirs(dear).items():
-                if storages.raise_cost(heir, call.known.seconds + storages.cost[dear]) and call.known.passing:
+                if storages.raise_cost(heir, call.known.cost + storages.cost[dear]) and call.known.passing:
                     stack.append(heir)
 
     def _heirs(self, number: int) -> dict[int, Call]:

@@ -76,7 +76,7 @@ class Writer:
         self.counts: list[int] = []
         """How many values there are before each operator."""
         self.ends: dict[int, int] = {}
-        """Before which operator the program lets go of a value."""
+        """Before which operator the program lets go of a value, or has written over it."""
         self._values = values
         self._notes = Notes(resident_bytes)
         self._repeatable: set[int] = set()
@@ -90,11 +90,13 @@ class Writer:
         """It has run, and what it made is among the values."""
         values, note = self._values, self._notes.operators[-1]
         note.name, note.once = ran.name, ran.once
-        note.seconds, note.workspace = ran.known.seconds, ran.known.workspace
+        note.seconds, note.workspace = ran.known.cost, ran.known.workspace
         note.reads = values.numbers(one for one in ran.reads if one is not None)
         note.makes = [self._notes.value(content.size) for content in ran.makes]
         replaced = [pair for pair in map(values.numbers, map(iter, ran.over)) if len(pair) == 2]
         note.over = (replaced[0][0], replaced[0][1]) if replaced else None
+        for old, _ in replaced:
+            self.ends[old] = len(self.counts)
         if ran.once:  # it may have changed what others were made from: those must have been there, and stay
             fixed = {one for one in self._repeatable if (content := values.content(one)) is None or content.fixed}
             note.reads += [one for one in fixed if (content := values.content(one)) is not None and content.held]

@@ -207,6 +207,24 @@ class TestFamiliarSteps:
             assert run.report.evictions == 0
         training.check()
 
+    def test_what_may_be_written_over_unseen_is_not_made_again(self):
+        """The first operator of a step never passes, but those after it, which may write over its result, do."""
+        x = torch.linspace(-1, 1, 1024)
+        run = recoup.dtr("1GiB", device="cpu")
+
+        def step():
+            y = x * 3
+            for number in range(40):
+                y = y + number if number % 2 else y.relu_()
+                if run._learner.familiar:
+                    assert run._keeper._pool.victim(run._keeper.clock) is None
+
+        with Allocator(run._keeper), run:
+            while not run._learner.familiar:
+                step()
+            step()
+            assert run._learner.familiar
+
     def test_what_the_plan_repeats_is_known_and_the_rest_passes(self, counting):
         with counting.run as run:
             self.familiar(counting)

@@ -114,6 +114,9 @@ class Learner:
 
     def after(self, ran: Ran) -> None:
         """It has run."""
+        if self.familiar and not self._following:  # what passes after it may write over what it made
+            for content in ran.makes:
+                self._keeper.fix(content)
         if self._writer is None and not self._following:
             return
         if self.familiar and self._at not in self._remembered:  # what it wrote to may have passed, and be unknown

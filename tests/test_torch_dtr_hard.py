@@ -1,6 +1,8 @@
 """Programs that are hard on an evicting runtime. Evictions happen here at the worst moment, which is always allowed."""
 
+import contextlib
 import gc
+import random
 import warnings
 
 import pytest
@@ -9,6 +11,7 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 import recoup
+from recoup.online.collector import Collector
 from recoup.torch.memory import resident_bytes
 from recoup.torch.session import RecoupWarning
 from tests.torch_helpers import assert_same, state
@@ -286,3 +289,71 @@ def test_a_chain_of_layers_needs_little(share, most):
     assert_same(state(model), theirs)
     assert 0 < run.report.rematerializations <= most
     assert run.report.peak_bytes <= run.report.budget_bytes
+
+
+def program(seed):
+    """Any operators on any tensors, some written over, many dropped; what is left."""
+    choose = random.Random(seed)
+    torch.manual_seed(seed)
+    pool, out = [torch.rand(256) for _ in range(3)], []
+    for _ in range(80):
+        kind, a, b = choose.random(), choose.choice(pool), choose.choice(pool)
+        if kind < 0.5:
+            pool.append(choose.choice([torch.add, torch.mul, torch.maximum, lambda a, b: (a - b).cos()])(a, b))
+        elif kind < 0.57:
+            a[:128].add_(b[128:])
+        elif kind < 0.65:
+            pool.append(a.view(2, -1).t().reshape(-1) + torch.rand(256))
+        elif kind < 0.7:
+            pool.append(torch.where(torch.rand(256) < 0.5, a, b))
+        elif kind < 0.75:
+            out.append(a.sum())
+        elif len(pool) > 3:
+            pool.pop(choose.randrange(len(pool)))
+        del a, b
+        while len(pool) > 25:
+            pool.pop(choose.randrange(len(pool)))
+    return [*pool, *out]
+
+
+@pytest.mark.parametrize("heuristic", ["dtr-eq", "dtr"])
+def test_any_program_that_drops_what_others_were_made_from(monkeypatch, heuristic):
+    monkeypatch.setattr(Collector, "begin", lambda self: None)  # there are no cycles here, and that takes long
+    ran = 0
+    for seed in range(12):
+        theirs = program(seed)
+        for room in (9, 13):
+            with warnings.catch_warnings(), contextlib.suppress(recoup.BudgetError):
+                warnings.simplefilter("ignore", RecoupWarning)
+                with dtr(2 * resident_bytes(CPU) + room * 1024, heuristic=heuristic, learn=False):
+                    ours = program(seed)
+                assert_same(ours, theirs, f"{seed} {room}")
+                ran += 1
+    assert ran > 6
+
+
+@pytest.mark.parametrize("heuristic", ["dtr-eq", "dtr", "lru"])
+@pytest.mark.parametrize("units", [5, 6, 7, 8])
+def test_what_is_made_through_something_dropped(heuristic, units):
+    """A grandparent that dies takes nothing with it that its child, which is there, can make again."""
+    size = 4 * 2**14
+
+    def run(given):
+        first = given.pop()
+        _ = torch.ones(2**14) * 3
+        middle = first * 2
+        wanted, other = middle.exp(), middle.sin()
+        del middle
+        several = [torch.full((2**14,), float(number)) * 2 for number in range(3)]
+        several += [torch.ones(2**14) + number for number in range(3)]
+        total = other.sum()
+        del first
+        return [wanted + 0, total, *several]
+
+    theirs = run([torch.linspace(0, 1, 2**14)])
+    given = [torch.linspace(0, 1, 2**14)]
+    with warnings.catch_warnings(), contextlib.suppress(recoup.BudgetError):
+        warnings.simplefilter("ignore", RecoupWarning)
+        with dtr(resident_bytes(CPU) + units * size + 20_000, heuristic=heuristic, learn=False):
+            ours = run(given)
+        assert_same(ours, theirs)

@@ -177,8 +177,10 @@ class Allocator(TorchDispatchMode):
         if not self._storages:
             self.see(live_tensors())
         there = [storage for reference in self._storages.values() if (storage := reference()) is not None]
-        own = [content.own for content in self._keeper._pool.living() if content.own is not None]
-        self._keeper.memory = sum(storage.nbytes() for storage in [*there, *own])
+        there += [content.own for content in self._keeper._pool.living() if content.own is not None]
+        self._keeper.memory = sum(
+            storage.nbytes() for storage in {storage._cdata: storage for storage in there}.values()
+        )
 
 
 class TestFamiliarSteps:

@@ -83,9 +83,14 @@ class Content:
         """Its bytes go; hold on to the fixed storages that it will be made from."""
         self.resident = False
         self.own = None
-        if self.call is not None:
-            contents = (view.content for view in self.call.views)
-            self.keeps = [content.memory() for content in contents if content.call is None and content.resident]
+        self.keeps = self.fixed_storages()
+
+    def fixed_storages(self) -> Sequence[torch.UntypedStorage]:
+        """Those that it will be made from, as far as they cannot be made again themselves."""
+        if self.call is None:
+            return ()
+        contents = (view.content for view in self.call.views)
+        return [content.memory() for content in contents if content.call is None and content.resident]
 
     def come_back(self) -> None:
         """Its bytes are there again."""

@@ -19,13 +19,13 @@ from recoup.schedule import Schedule
 
 
 class Glance:
-    """All that is looked at of an operator: which one, and the shape of its first argument."""
+    """All that is looked at of an operator: which one, the shapes of its arguments, and numbers that may be sizes."""
 
-    __slots__ = ("func", "highest", "known", "light", "memory", "shape")
+    __slots__ = ("func", "highest", "known", "light", "memory", "shapes")
 
     def __init__(self, func: Any, args: tuple[Any, ...], known: Learned, memory: int, light: bool) -> None:
         self.func = func
-        self.shape = args[0].shape if args and isinstance(args[0], torch.Tensor) else None
+        self.shapes = _shapes(args)
         self.known = known
         self.memory = memory
         """Bytes that were allocated when it came."""
@@ -36,9 +36,20 @@ class Glance:
 
     def fits(self, func: Any, args: tuple[Any, ...]) -> bool:
         """Whether a call is this operator's."""
-        if func is not self.func:
-            return False
-        return self.shape is None or (isinstance(args[0], torch.Tensor) and args[0].shape == self.shape)
+        return func is self.func and _shapes(args) == self.shapes
+
+
+def _shapes(args: Sequence[Any]) -> list[Any]:
+    """And whole numbers. A float is no size; a rate may decay."""
+    found: list[Any] = []
+    for value in args:
+        if isinstance(value, torch.Tensor):
+            found.append(value.shape)
+        elif isinstance(value, list | tuple):
+            found.append(_shapes(value))
+        elif isinstance(value, int):
+            found.append(value)
+    return found
 
 
 def remembered(schedule: Schedule, orders: Sequence[Sequence[Order]], ends: Mapping[int, int]) -> set[int]:

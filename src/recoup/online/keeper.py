@@ -57,6 +57,8 @@ class Keeper:
         """Whether the allocator counts for itself."""
         self._limit = limit
         self._budget = report.budget_bytes
+        self.chosen = 0
+        """How many evictions were for want of room."""
         self.wanted = 0
         """What the program would hold if nothing were evicted."""
         self.on_release: Callable[[Content], None] | None = None
@@ -92,9 +94,10 @@ class Keeper:
         try:
             with below_autograd():
                 while not self._bring_back_held():
-                    self._budget += budget // 8  # an empty storage would crash whoever reads it
+                    self._budget += max(1, budget // 8)  # an empty storage would crash whoever reads it
         finally:
             self._open = False
+            self._budget = budget
             self._collector.end()
         if self.device.type == "cuda":
             self.report.reached(torch.cuda.max_memory_allocated(self.device))
@@ -125,7 +128,11 @@ class Keeper:
         if content is not None or not self.register.is_managed(tensor):
             return content
         content = self.register.begin(storage_of(tensor), None)  # made behind our back: never evicted
-        self.count(content)
+        if self.can_look:  # it is in the allocator's count already
+            self.wanted += content.size
+            self._add(content)
+        else:
+            self.count(content)
         if self.memory > self._budget:
             with below_autograd():
                 self.make_room(0, "a tensor from outside")
@@ -240,6 +247,7 @@ class Keeper:
             victim = self._pool.victim(self.clock)
             if victim is not None:
                 self._evict(victim)
+                self.chosen += 1
             elif not tidied:
                 self._let_go()
                 self.look()

@@ -33,6 +33,7 @@ _MARGIN = 0.005  # of the budget that a plan leaves for what is allocated past t
 _TRIES = 3  # at plans: with more time, or for less where what is made again must be copied into its place
 _LONGER = 3  # times the seconds of the try before that found nothing
 _AGREE = 32  # operators at the end of a step by which it is recognised
+_LOOK_EVERY = 16  # operators that pass, the allocator's count is looked up
 _LOST = -1
 
 
@@ -46,7 +47,11 @@ class Learner:
         """Which operator of the step runs now."""
         self._planning: Planning | None = None
         self._tries = 0
-        self._evictions = 0
+        self._evictions = self._chosen = 0
+        self._glances: list[Glance] = []
+        self._offset = self._passed = 0
+        self._remembered: set[int] = set()
+        self._counts: list[int] = []
         self._schedule: Schedule | None = None
         self._watch()
 
@@ -72,15 +77,33 @@ class Learner:
             changed += traits.statistics(args)
             if changed and self._keeper.matters(changed):
                 return None
+        if not self._is_as_expected(glance):
+            return None
         self._at = at
-        self._keeper.memory = glance.memory + self._offset
         if self._following:
             self._follow(at)
             if not self._following:
                 return None
-            self._keeper.bring_back_tensors(flat_tensors((args, tuple(kwargs.values())), []))  # if the plan did not
+            try:
+                self._keeper.bring_back_tensors(flat_tensors((args, tuple(kwargs.values())), []))  # if the plan did not
+            except BudgetError:
+                self.lose()
+                return None
             self._values.skip(self._counts[at + 1] - self._counts[at])
         return glance.known
+
+    def _is_as_expected(self, glance: Glance) -> bool:
+        """Whether as much is allocated as when the step was recorded; that is looked up now and then."""
+        expected = glance.memory + self._offset
+        self._passed += 1
+        if self._passed % _LOOK_EVERY == 0:
+            self._keeper.look()
+            if self._keeper.memory > expected + _MARGIN * self._keeper.report.budget_bytes:
+                self.lose()
+                self._glances = []
+                return False
+        self._keeper.memory = expected
+        return True
 
     def before(self, known: Learned, func: Any, args: tuple[Any, ...], traits: Traits) -> None:
         """An operator is about to run: find out where in the step that is, and do what is to be done before it."""
@@ -110,6 +133,8 @@ class Learner:
     def ahead(self) -> None:
         """Something evicted is looked at, for the operator to come: do now what is to be done before that."""
         if self._following and self._at + 1 < len(self._step):
+            if self.familiar:
+                self._keeper.memory = self._glances[self._at + 1].memory + self._offset
             self._follow(self._at + 1)
 
     def after(self, ran: Ran) -> None:
@@ -136,7 +161,7 @@ class Learner:
         self._at = _LOST
         self._hopeless = False
         self._orders: list[list[Order]] = []
-        self._glances: list[Glance] = []
+        self._glances = []
         self._written: Writer | None = None
         """What was written down of the step."""
         self._forget_run()
@@ -182,14 +207,15 @@ class Learner:
         """A run of the step begins."""
         report = self._keeper.report
         calm = report.evictions == self._evictions
-        self._evictions = report.evictions
+        as_ordered = self._keeper.chosen == self._chosen
+        self._evictions, self._chosen = report.evictions, self._keeper.chosen
         if self._following:
             report.followed += 1
         elif self._writer is not None:
             self._plan(self._writer)
         elif self._planning is not None and self._planning.done:
             self._take_orders(self._planning)
-        recorded = self._recorded
+        recorded = self._recorded if as_ordered else None
         self._forget_run()
         self._following = bool(self._orders)
         if self._following or calm:
@@ -206,10 +232,10 @@ class Learner:
             return
         if not self._glances and recorded is not None and len(recorded) == len(self._step):
             self._glances = recorded
+        self._keeper.look()
         if not self._glances:
             self._recorded = []
             return
-        self._keeper.look()
         self._offset = self._keeper.memory - self._glances[0].memory
         highest = max(glance.highest for glance in self._glances) + self._offset
         fits = highest <= self._keeper.report.budget_bytes

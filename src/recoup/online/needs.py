@@ -64,6 +64,7 @@ class Needs:
     def _count(self, content: Content, change: int) -> None:
         """``content`` began or ceased to need its parents; through those that are away, that goes on and on."""
         stack = [content]
+        released = []  # when all is counted, not before: what dies then comes back here
         while stack:
             call = stack.pop().call
             if call is None:
@@ -75,6 +76,8 @@ class Needs:
                     self._check(parent)
                 elif not parent.held and (before == 0 or parent.needers == 0):
                     self.changed.append(parent.number)
+                    released.append(parent.keeps)
+                    parent.keeps = parent.fixed_storages() if parent.needers else ()
                     stack.append(parent)
 
     def _check(self, content: Content) -> None:

@@ -50,6 +50,8 @@ class Pool:
             passing = [storages.cost[one.number] for one in parents if one.call is not None and one.call.known.passing]
             cost = call.known.cost + max(passing, default=0.0)
             storages.grow(number, cost, {parent.number for parent in parents})
+            for parent in parents:
+                self._readers.setdefault(parent.number, set()).add(number)
             self._heuristic.declared(number)
             self.offer(content)
 
@@ -157,15 +159,16 @@ class Pool:
 
     def has_dependents(self, content: Content) -> bool:
         """Whether anything was made from it, as far as that matters still."""
-        return bool(self._storages.dependents[content.number])
+        return bool(self._readers.get(content.number))
 
     def dependents(self, content: Content) -> list[Content]:
         """What was made from it."""
-        numbers = list(self._storages.dependents[content.number])
+        numbers = list(self._readers.get(content.number, ()))
         return [other for number in numbers if (other := self._numbers[number]()) is not None]
 
     def forget_dependents(self, content: Content) -> None:
         """Nothing that was made from it will be made from it again."""
+        self._readers.pop(content.number, None)
         self._storages.dependents[content.number].clear()
 
     def _begin(self, contents: Sequence[Content]) -> None:
@@ -175,6 +178,8 @@ class Pool:
         self._heuristic = self._make()
         self._heuristic.watch(self._storages)
         self._numbers: list[weakref.ref[Content]] = []
+        self._readers: dict[int, set[int]] = {}
+        """What was made from each: unlike the heuristic's neighbours, by its own call alone."""
         self.needs.changed.clear()
         self._compact_at = 2 * len(contents) + _COMPACT
         for content, access in zip(contents, last, strict=True):

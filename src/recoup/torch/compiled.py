@@ -108,7 +108,8 @@ def compile_step(
                 break
             refusal = refusal or problem
             plain = partitioner.step
-            assert plain is not None, "what is refused was predicted"
+            if plain is None:
+                raise
             if plainly and not partitioner.anyway and plain.plan.peak_bytes <= DOUBTFUL * plain.budget:
                 continue
             if correction is None or correction - planned < MARGIN * plain.budget:
@@ -140,6 +141,8 @@ def compile_step(
             correction = (partitioner.correction or 0) + tried.peak_bytes - step.plan.peak_bytes
             correction += int(MARGIN * budget) if room < 0 else 0
         plainly = False
+    if best is None and refusal is not None and not budget:
+        raise refusal
     if best is None:
         raise BudgetError(
             f"no compiled step was found within {format_bytes(budget)}: {format_bytes(budget - over)} would have been "

@@ -21,25 +21,10 @@ from recoup.online.metadata import Heuristic
 from recoup.online.pool import Pool
 from recoup.online.register import Register
 from recoup.online.report import Report
+from recoup.online.waiting import Waiting
 from recoup.torch.memory import live_tensors, resident_bytes
 from recoup.torch.session import RecoupWarning
 from recoup.units import format_bytes
-
-_PATIENCE = 2  # times that a call which waits for its inputs lets go of those that are there
-_PATIENCE_OF_ALL = 8  # times that any does, while the inputs of one operator come back
-
-
-class Frame:
-    """A call that waits for its inputs to come back (None: the program's own)."""
-
-    __slots__ = ("call", "locked", "parents", "patience")
-
-    def __init__(self, call: Call | None, parents: list[Content]) -> None:
-        self.call = call
-        self.parents = parents
-        self.locked: dict[Content, torch.UntypedStorage] = {}
-        """The inputs that are there; their storages cannot die meanwhile."""
-        self.patience = _PATIENCE
 
 
 class Keeper:
@@ -65,8 +50,7 @@ class Keeper:
         """Told when the program lets go of a content."""
         self._pool = Pool(heuristic)
         self._collector = Collector()
-        self._frames: list[Frame] = []
-        self._patience = 0
+        self._waiting = Waiting(self._pool)
         self._open = False
 
     def open(self) -> None:
@@ -115,7 +99,7 @@ class Keeper:
             for content in self._pool.living():
                 if content.held and not content.locks:
                     self.bring_back([content])
-                    self._lock(content)
+                    self._pool.lock(content)
         except BudgetError:
             return False
         return True
@@ -229,12 +213,12 @@ class Keeper:
         """Evict until ``size`` more bytes fit, but none of ``contents``."""
         locked = [content for content in contents if content is not None]
         for content in locked:
-            self._lock(content)
+            self._pool.lock(content)
         try:
             self.make_room(size, what)
         finally:
             for content in locked:
-                self._unlock(content)
+                self._pool.unlock(content)
 
     def make_room(self, size: int, what: str) -> None:
         """Evict until ``size`` more bytes fit."""
@@ -252,7 +236,7 @@ class Keeper:
                 self._let_go()
                 self.look()
                 tidied = True
-            elif self._yield_locked():
+            elif self._waiting.let_go():
                 continue
             elif not collected:
                 self._collector.collect()  # tensors in cycles of Python objects are held by nobody
@@ -263,15 +247,8 @@ class Keeper:
 
     def _let_go(self) -> None:
         """What is away and will not be needed for anything that the program holds need not keep anything alive."""
-        needed: set[Content] = set()
-        stack = [content for content in self._pool.living() if content.held and not content.resident]
-        while stack:
-            content = stack.pop()
-            if content not in needed and content.call is not None:
-                needed.add(content)
-                stack += [view.content for view in content.call.views if not view.content.resident]
         for content in self._pool.living():
-            if content.keeps and content not in needed:
+            if content.keeps and not content.needed:
                 content.keeps = ()
 
     def look(self) -> None:
@@ -302,14 +279,6 @@ class Keeper:
             f"{format_bytes(self.memory + size)} would be enough here"
         )
 
-    def _lock(self, content: Content) -> None:
-        content.locks += 1
-        self._pool.withdraw(content)
-
-    def _unlock(self, content: Content) -> None:
-        content.locks -= 1
-        self._pool.offer(content)
-
     # rematerialisation
 
     def bring_back(self, contents: Iterable[Content | None]) -> None:
@@ -317,66 +286,29 @@ class Keeper:
 
         The calls that made them run again, with all that they need first. No recursion: chains may be long.
         """
-        inputs = dict.fromkeys(content for content in contents if content is not None)
-        frames = self._frames = [Frame(None, list(inputs))]
-        self._patience = _PATIENCE_OF_ALL
-        try:
+        inputs = list(dict.fromkeys(content for content in contents if content is not None))
+        with Waiting(self._pool) as self._waiting:
+            self._waiting.push(None, inputs)
             while True:
-                frame = frames[-1]
-                missing = self._gather(frame)
+                missing = self._waiting.missing()
+                call = self._waiting.next if missing is None else missing.call
                 if missing is not None:
-                    frames.append(self._frame(missing))
-                    continue
-                if frame.call is None:
+                    assert call is not None, "what is away can be made again"
+                    parents = call.parents
+                    for parent in parents:
+                        self.touch(parent)
+                    self._waiting.push(call, parents)
+                elif call is not None:
+                    self._repeat(call)
+                    self._waiting.pop()
+                else:
                     return
-                self._repeat(frame.call)
-                self._release(frames.pop())
-        finally:
-            self._frames = []
-            for frame in frames:
-                self._release(frame)
 
     def bring_back_tensors(self, tensors: Iterable[torch.Tensor]) -> None:
         """As far as they are known."""
         contents = list(map(self.register.find, tensors))
         if any(content is not None and not content.resident for content in contents):
             self.bring_back(contents)
-
-    def _frame(self, content: Content) -> Frame:
-        call = content.call
-        assert call is not None, "what is away can be made again"
-        parents = call.parents
-        for parent in parents:
-            self.touch(parent)
-        return Frame(call, parents)
-
-    def _gather(self, frame: Frame) -> Content | None:
-        """Lock the inputs of a call that are there; the first that is not."""
-        missing = None
-        for parent in frame.parents:
-            if parent in frame.locked:
-                continue
-            if parent.resident:
-                self._lock(parent)
-                frame.locked[parent] = parent.memory()
-            elif missing is None:
-                missing = parent
-        return missing
-
-    def _release(self, frame: Frame) -> None:
-        for content in frame.locked:
-            self._unlock(content)
-        frame.locked.clear()
-
-    def _yield_locked(self) -> bool:
-        """Nothing else is left to evict: let a waiting call's inputs go, they come back when it is its turn."""
-        for frame in self._frames[:-1]:
-            if frame.locked and frame.patience and self._patience:
-                frame.patience -= 1
-                self._patience -= 1
-                self._release(frame)
-                return True
-        return False
 
     def touch(self, content: Content) -> None:
         """It is being used now."""

@@ -101,7 +101,7 @@ class Heuristic(Protocol):
         """The storage is back."""
 
     def rewired(self, storage: int) -> None:
-        """The storage has new neighbours, or another cost."""
+        """The storage has new neighbours."""
 
     def banished(self, storage: int) -> None:
         """The storage is gone for good, and out of the graph."""

@@ -46,7 +46,7 @@ class Pool:
         storages.last_access[number] = clock
         call = content.call
         if call is not None:
-            parents = [view.content for view in call.views]
+            parents = call.parents
             passing = [storages.cost[one.number] for one in parents if one.call is not None and one.call.known.passing]
             cost = call.known.cost + max(passing, default=0.0)
             storages.grow(number, cost, {parent.number for parent in parents})
@@ -77,6 +77,16 @@ class Pool:
     def offers(self, content: Content) -> bool:
         """Whether it may be evicted now."""
         return content.number in self._storages.pool
+
+    def lock(self, content: Content) -> None:
+        """It must not be evicted until it is unlocked as often."""
+        content.locks += 1
+        self.withdraw(content)
+
+    def unlock(self, content: Content) -> None:
+        """It may be evicted again, as far as this goes."""
+        content.locks -= 1
+        self.offer(content)
 
     def touch(self, content: Content, clock: float) -> None:
         """It is being used now."""

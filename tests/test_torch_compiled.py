@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 import recoup
 from recoup.torch.compiled import _as_measured
 from recoup.torch.memory import measure_peak, resident_bytes
-from recoup.torch.models import MODELS, example
+from recoup.torch.models import MODELS, Example, example
 from tests.torch_helpers import QUICK, repeats
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -119,6 +120,17 @@ def train(model, made) -> tuple[list[float], list[torch.Tensor]]:
     return losses, [tensor.clone() for tensor in left]
 
 
+def doubled(made: Example) -> Example:
+    """The same step in float64."""
+    inputs = [tensor.double() if tensor.is_floating_point() else tensor for tensor in made.inputs]
+    return replace(made, model=copy.deepcopy(made.model).double(), inputs=tuple(inputs))
+
+
+def draws(model: nn.Module) -> bool:
+    """Whether random numbers are drawn, which are others in float64."""
+    return any(isinstance(module, nn.Dropout | nn.Dropout2d) and module.p > 0 for module in model.modules())
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("share", [1.0, 0.8, 0.6])
 @pytest.mark.parametrize("name", MODELS)
@@ -129,6 +141,9 @@ def test_every_model_as_plain_compiled(tmp_path, name, share):
     plain = copy.deepcopy(made.model)
     plain.compile()
     theirs = train(plain, made)
+    exact = theirs[1]
+    if not draws(made.model):
+        exact = train(doubled(made).model, doubled(made))[1]
     resident = resident_bytes(CPU)
     peak = measure_peak(lambda: made.loss(plain(*made.inputs)).backward(), CPU)
     parameters = sum(parameter.numel() * parameter.element_size() for parameter in made.model.parameters())
@@ -143,6 +158,7 @@ def test_every_model_as_plain_compiled(tmp_path, name, share):
         except recoup.BudgetError:
             budget = int(1.15 * budget)
     assert ours[0] == pytest.approx(theirs[0], rel=1e-4)
-    for mine, yours in zip(ours[1], theirs[1], strict=True):
-        assert (mine - yours).float().norm() <= 1e-3 * yours.float().norm() + 1e-6
+    for mine, yours, true in zip(ours[1], theirs[1], exact, strict=True):
+        rounding = 2 * (yours - true).double().norm()  # how PyTorch's own benchmarks judge Inductor
+        assert (mine - true).double().norm() <= rounding + 1e-3 * true.double().norm() + 1e-6
     assert measure_peak(lambda: made.loss(model(*made.inputs)).backward(), CPU) <= budget

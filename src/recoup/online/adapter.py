@@ -10,12 +10,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from recoup.errors import SettingError
+from recoup.online import native
 
 if TYPE_CHECKING:
     from recoup.online.calls import View
 
-CAN_EXCHANGE = hasattr(torch.UntypedStorage, "_swap_data_ptr_")
-"""Whether two storages can exchange their memory (torch 2.13); before that the bytes are copied."""
+_CAN_EXCHANGE = hasattr(torch.UntypedStorage, "_swap_data_ptr_")
 
 array_of = torch._C.TensorBase.numpy
 storage_of = torch._C.TensorBase.untyped_storage
@@ -49,13 +49,21 @@ class OperatorMode(TorchDispatchMode):
         return False
 
 
+def can_exchange() -> bool:
+    """Whether two storages can exchange their memory: PyTorch can from 2.13 on, and our C++ part. Else bytes are
+    copied."""
+    return _CAN_EXCHANGE or native.loaded is not None
+
+
 def exchange(empty: torch.UntypedStorage, full: torch.UntypedStorage) -> None:
     """Give ``empty`` what ``full`` holds; ``full`` is not used any more. No tensor's version counter moves."""
-    if CAN_EXCHANGE:
+    if _CAN_EXCHANGE:
         empty._swap_data_ptr_(full)  # type: ignore[attr-defined]
-        return
-    empty.resize_(full.nbytes())
-    empty.copy_(full)
+    elif native.loaded is not None:
+        native.loaded.exchange(empty, full)
+    else:
+        empty.resize_(full.nbytes())
+        empty.copy_(full)
 
 
 def fresh_view(storage: torch.UntypedStorage, view: View) -> torch.Tensor:
@@ -89,8 +97,13 @@ def default_generator(device: torch.device) -> torch.Generator:
 @contextmanager
 def below_autograd() -> Iterator[None]:
     """Run operators as kernels alone: no graph, no casts, no mode sees them."""
-    with _disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast():  # type: ignore[no-untyped-call]
-        yield
+    hidden = native.loaded is not None and native.loaded.hide(True)
+    try:
+        with _disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast():  # type: ignore[no-untyped-call]
+            yield
+    finally:
+        if native.loaded is not None:
+            native.loaded.hide(hidden)
 
 
 def describe(func: Any) -> str:

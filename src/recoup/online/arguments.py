@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from recoup.online.calls import Call, RandomState, Scratch, View, flat_tensors, replaced
+from recoup.online.adapter import describe
+from recoup.online.calls import Call, RandomState, Repetition, Scratch, View, flat_tensors, replaced
 from recoup.online.contents import Content
 from recoup.online.keeper import Keeper
 from recoup.online.learned import Learned
@@ -98,4 +99,5 @@ class Arguments:
             copies = iter([tensor.detach().clone() for tensor in foreign])
             places = list(replaced(places, copies))
             names = dict(zip(names, replaced(tuple(names.values()), copies), strict=True))
-        return Call(func, tuple(places), names, views, state, torch.is_grad_enabled(), known)
+        again = Repetition(func, tuple(places), names, views, state, torch.is_grad_enabled())
+        return Call(describe(func), again, [view.content for view in views], known)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -43,6 +43,30 @@ class Scratch:
 
 @dataclass(slots=True, weakref_slot=True)
 class Call:
+    """An operator, what it read, and how to run it again."""
+
+    name: str
+    again: Callable[[Sequence[torch.UntypedStorage]], Any]
+    """The result once more, from the bytes of each of ``reads``."""
+    reads: list[Content]
+    """What each tensor among its arguments looked at."""
+    known: Learned
+    """What it takes, as far as is known now."""
+    writes: list[int] = field(default_factory=list)
+    """Positions in ``reads`` of what it writes to, one for each content."""
+    written: int = 0
+    """Bytes of these."""
+    outputs: list[weakref.ref[Content]] = field(default_factory=list)
+    """What it made: new storages in order of appearance, then what it wrote to."""
+
+    @property
+    def parents(self) -> list[Content]:
+        """What it reads, each once, in order."""
+        return list(dict.fromkeys(self.reads))
+
+
+@dataclass(slots=True)
+class Repetition:
     """An operator with its arguments, tensors replaced by views and scratch."""
 
     func: Any
@@ -52,21 +76,8 @@ class Call:
     state: RandomState | None
     grad_mode: bool
     """Whether gradients were enabled: some kernels keep more for a backward."""
-    known: Learned
-    """What it takes, as far as is known now."""
-    writes: list[int] = field(default_factory=list)
-    """Positions in ``views`` of what it writes to, one for each content."""
-    written: int = 0
-    """Bytes of these."""
-    outputs: list[weakref.ref[Content]] = field(default_factory=list)
-    """What it made: new storages in order of appearance, then what it wrote to."""
 
-    @property
-    def parents(self) -> list[Content]:
-        """What it reads, each once, in order."""
-        return list(dict.fromkeys([view.content for view in self.views]))
-
-    def again(self, sources: Sequence[torch.UntypedStorage]) -> Any:
+    def __call__(self, sources: Sequence[torch.UntypedStorage]) -> Any:
         """The result once more, from the bytes of each view's content."""
         tensors = iter([fresh_view(source, view) for source, view in zip(sources, self.views, strict=True)])
         args = _filled(self.args, tensors)

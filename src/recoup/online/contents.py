@@ -47,9 +47,13 @@ class Content:
     keeps: Sequence[torch.UntypedStorage] = ()
     """Fixed storages that it will be made from again: they must not die while it is away."""
 
-    def __init__(self, size: int, storage: torch.UntypedStorage, call: Call | None, owner: Owner) -> None:
+    def __init__(
+        self, size: int, key: int, storage: torch.UntypedStorage | None, call: Call | None, owner: Owner
+    ) -> None:
         self.size = size
-        self.storage: weakref.ref[torch.UntypedStorage] | None = weakref.ref(storage)
+        self.key = key
+        """The storage's, as long as it lives."""
+        self.storage: weakref.ref[torch.UntypedStorage] | None = None if storage is None else weakref.ref(storage)
         """Where the program reaches it; None once it cannot."""
         self.call = call
         self.owner = owner
@@ -89,8 +93,7 @@ class Content:
         """Those that it will be made from, as far as they cannot be made again themselves."""
         if self.call is None:
             return ()
-        contents = (view.content for view in self.call.views)
-        return [content.memory() for content in contents if content.call is None and content.resident]
+        return [content.memory() for content in self.call.reads if content.call is None and content.resident]
 
     def come_back(self) -> None:
         """Its bytes are there again."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Protocol
 
 import torch
 
 from recoup.errors import BudgetError
-from recoup.online.adapter import CAN_EXCHANGE, below_autograd, exchange, storage_of
+from recoup.online.adapter import below_autograd, can_exchange, exchange, storage_of
 from recoup.online.calls import Call, fresh_storages
 from recoup.online.collector import Collector
 from recoup.online.contents import Content
@@ -25,6 +27,19 @@ from recoup.online.waiting import Waiting
 from recoup.torch.memory import live_tensors, resident_bytes
 from recoup.torch.session import RecoupWarning
 from recoup.units import format_bytes
+
+
+class Unread(Protocol):
+    """Operators that ran without a keeper's knowledge: see :mod:`recoup.online.journal`."""
+
+    def read(self) -> None:
+        """Tell the keeper of what they made."""
+
+    def needs(self, content: Content) -> bool:
+        """Whether one of them read it; then it is taken care of, and the keeper will be told later that it died."""
+
+    def fixed(self, content: Content) -> None:
+        """It can never be made again."""
 
 
 class Keeper:
@@ -40,6 +55,10 @@ class Keeper:
         self.clock = 1.0
         self.can_look = device.type == "cuda"
         """Whether the allocator counts for itself."""
+        self.allocated: Callable[[], int] = partial(resident_bytes, device)
+        """What it counts."""
+        self.unread: Unread | None = None
+        """What ran without us."""
         self._limit = limit
         self._budget = report.budget_bytes
         self.chosen = 0
@@ -109,12 +128,14 @@ class Keeper:
     def content_of(self, tensor: torch.Tensor) -> Content | None:
         """What the tensor's storage holds; None for another device's, or what is no plain tensor."""
         content = self.register.find(tensor)
+        if content is None:
+            self._catch_up()
+            content = self.register.find(tensor)
         if content is not None or not self.register.is_managed(tensor):
             return content
         content = self.register.begin(storage_of(tensor), None)  # made behind our back: never evicted
-        if self.can_look:  # it is in the allocator's count already
-            self.wanted += content.size
-            self._add(content)
+        if self.can_look:
+            self.recall(content)
         else:
             self.count(content)
         if self.memory > self._budget:
@@ -136,6 +157,7 @@ class Keeper:
 
     def settle(self) -> bool:
         """If all is there, let it stay: from now on operators may run that nobody notes."""
+        self._catch_up()
         living = self._pool.living()
         if any(content.held and not content.resident for content in living):
             return False
@@ -143,6 +165,10 @@ class Keeper:
             if content.held and not content.fixed:
                 self.fix(content)
         return True
+
+    def _catch_up(self) -> None:
+        if self.unread is not None:
+            self.unread.read()
 
     def _add(self, content: Content) -> None:
         if self._pool.full:
@@ -157,11 +183,16 @@ class Keeper:
         self.report.reached(self.memory, self.wanted)
         self._add(content)
 
+    def recall(self, content: Content) -> None:
+        """A content that is new to us, but in the allocator's count already."""
+        self.wanted += content.size
+        self._add(content)
+
     def measure(self, tensor: torch.Tensor) -> None:
         """The tensor's storage may have been made larger or smaller."""
         content = self.content_of(tensor)
         if content is not None:
-            self._resize(content, self.register.size_of(storage_of(tensor)))
+            self._resize(content, self.register.size_of(storage_of(tensor).nbytes()))
 
     def _resize(self, content: Content, size: int) -> None:
         self.memory += size - content.size
@@ -179,23 +210,31 @@ class Keeper:
 
     def storage_died(self, content: Content) -> None:
         """The program let go of a storage: its bytes are free."""
-        if not self._open:
-            return
-        if self.on_release is not None:
-            self.on_release(content)
-        content.storage = None
-        self.wanted -= content.size
-        self._pool.let_go(content)
-        if content.resident:
-            self.memory -= content.size
+        if self._open and not (self.unread is not None and self.unread.needs(content)):
+            self.storages_died([content])
+
+    def storages_died(self, contents: Sequence[Content]) -> None:
+        """All of them are gone before anything follows from that for one."""
+        gone = [content for content in contents if content.resident]
+        for content in contents:
+            if self.on_release is not None:
+                self.on_release(content)
+            content.storage = None
+            self.wanted -= content.size
+            self._pool.let_go(content)
+            if content.resident:
+                self.memory -= content.size
+                content.resident = False
+            else:
+                self._pool.needs.let_go(content)
+        for content in gone:
             if not self._pool.has_dependents(content):
                 self._pool.withdraw(content)
-                return
+                content.resident = True  # so that nobody brings it back
+                continue
             self._lose_bytes(content)
             if content.call is None:
                 self.forsake(content)
-        else:
-            self._pool.needs.let_go(content)
 
     def content_died(self, content: Content) -> None:
         """Nothing will ever need a content that was brought back for others: its bytes are free."""
@@ -224,6 +263,7 @@ class Keeper:
         """Evict until ``size`` more bytes fit."""
         if self.memory + size <= self._budget:
             return
+        self._catch_up()
         self.look()
         start = time.perf_counter()
         tidied = collected = False
@@ -254,7 +294,7 @@ class Keeper:
     def look(self) -> None:
         """Take the allocator's own count, where there is one: it sees what passes no operator."""
         if self.can_look:
-            self.memory = resident_bytes(self.device)
+            self.memory = self.allocated()
 
     def evict(self, content: Content) -> None:
         """Evict it, if it may be."""
@@ -286,6 +326,7 @@ class Keeper:
 
         The calls that made them run again, with all that they need first. No recursion: chains may be long.
         """
+        self._catch_up()  # so that what dies meanwhile is dealt with at once
         inputs = list(dict.fromkeys(content for content in contents if content is not None))
         with Waiting(self._pool) as self._waiting:
             self._waiting.push(None, inputs)
@@ -310,22 +351,22 @@ class Keeper:
         if any(content is not None and not content.resident for content in contents):
             self.bring_back(contents)
 
-    def touch(self, content: Content) -> None:
-        """It is being used now."""
-        self._pool.touch(content, self.clock)
+    def touch(self, content: Content, clock: float | None = None) -> None:
+        """It is being used now, or was last used then."""
+        self._pool.touch(content, self.clock if clock is None else clock)
 
     def _repeat(self, call: Call) -> None:
         """Run a call again; what it makes and is away comes back, the rest is dropped."""
         known = call.known
-        writes = [call.views[index].content for index in call.writes]
+        writes = [call.reads[index] for index in call.writes]
         copied = sum(content.size for content in writes if not _can_be_written_over(content))
-        size = known.size + copied + known.workspace + (0 if CAN_EXCHANGE else known.size + call.written)
-        self.make_room(size, f"repeating {call.func}")
+        size = known.size + copied + known.workspace + (0 if can_exchange() else known.size + call.written)
+        self.make_room(size, f"repeating {call.name}")
         self.report.reached(self.memory + size)
-        sources = [view.content.memory() for view in call.views]
+        sources = [content.memory() for content in call.reads]
         for written in writes:
             private = self._private(written)
-            sources = [private if view.content is written else sources[i] for i, view in enumerate(call.views)]
+            sources = [private if content is written else sources[i] for i, content in enumerate(call.reads)]
         result = call.again(sources)
         made = fresh_storages(result, sources, self.device) + [sources[index] for index in call.writes]
         for reference, storage in zip(call.outputs, made, strict=True):
@@ -362,6 +403,7 @@ class Keeper:
     def before_loss(self, content: Content) -> None:
         """A content is about to be overwritten for good: bring back all that would have been made from it again, and
         give up repeating what was made from it. It is fixed from here on."""
+        self._catch_up()
         if content.call is not None:
             self.bring_back([content])
             self.fix(content)
@@ -399,6 +441,8 @@ class Keeper:
     def fix(self, content: Content) -> None:
         """From now on it cannot be made again; what is away and will be made from it must keep it alive."""
         self._pool.needs.given_up(content)
+        if self.unread is not None:
+            self.unread.fixed(content)
         content.call = None
         content.keeps = ()
         self._pool.withdraw(content)

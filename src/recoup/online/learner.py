@@ -10,11 +10,11 @@ in which nothing is evicted, becomes familiar.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import Any, Protocol
 
 from recoup.errors import BudgetError, RecoupError
 from recoup.graph import Graph
-from recoup.online.adapter import CAN_EXCHANGE
+from recoup.online.adapter import can_exchange
 from recoup.online.background import Planning
 from recoup.online.calls import flat_tensors
 from recoup.online.familiar import Glance, remembered
@@ -37,11 +37,25 @@ _LOOK_EVERY = 16  # operators that pass, the allocator's count is looked up
 _LOST = -1
 
 
+class Guard(Protocol):
+    """Lets operators of a familiar step pass without Python: see ``native/watch.h``."""
+
+    def expect(self, numbers: list[int], light: list[bool], memory: list[int]) -> None:
+        """The step's operators, which of them may pass, and what is allocated when they come."""
+
+    def begin_step(self, offset: int, margin: int, careful: bool) -> None:
+        """Let them pass, with so much more allocated. ``careful``: not if they write to what may be made again."""
+
+    def end_step(self) -> None:
+        """Let none pass."""
+
+
 class Learner:
     """Told of every operator before it runs and after; gives orders to the keeper."""
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
+        self.guard: Guard | None = None
         self._values = Values()
         self._at: int = _LOST
         """Which operator of the step runs now."""
@@ -54,6 +68,16 @@ class Learner:
         self._counts: list[int] = []
         self._schedule: Schedule | None = None
         self._watch()
+
+    @property
+    def lost(self) -> bool:
+        """Whether it is not known where in the step the program is."""
+        return self._at == _LOST
+
+    @property
+    def at(self) -> int:
+        """Which operator of the step came last."""
+        return self._at
 
     def stop(self) -> None:
         """The block is over."""
@@ -92,6 +116,25 @@ class Learner:
             self._values.skip(self._counts[at + 1] - self._counts[at])
         return glance.known
 
+    def passed(self, at: int, over: bool) -> None:
+        """Operators of a familiar step passed the guard, up to this one; ``over``: more is allocated than expected."""
+        if self._following:
+            self._values.skip(self._counts[at + 1] - self._counts[self._at + 1])
+        self._at = at
+        if over:
+            self.lose()
+            self._glances = []
+
+    def saw(self, numbers: list[int], held: list[int]) -> None:
+        """Operators ran that nobody waited for."""
+        for number, holds in zip(numbers, held, strict=True):
+            if self._at == _LOST:
+                self._look_for_step(number, holds)
+            elif self._step[(self._at + 1) % len(self._step)] == number:
+                self._at = (self._at + 1) % len(self._step)
+            else:
+                self.lose()
+
     def _is_as_expected(self, glance: Glance) -> bool:
         """Whether as much is allocated as when the step was recorded; that is looked up now and then."""
         expected = glance.memory + self._offset
@@ -109,7 +152,7 @@ class Learner:
         """An operator is about to run: find out where in the step that is, and do what is to be done before it."""
         number = known.number
         if self._at == _LOST:
-            self._look_for_step(number)
+            self._look_for_step(number, self._keeper.wanted)
             return
         at = (self._at + 1) % len(self._step)
         if self._step[at] != number:
@@ -176,6 +219,8 @@ class Learner:
         self._values = self._values.next_run()
         self._writer: Writer | None = None
         self._keeper.on_release = None
+        if self.guard is not None:
+            self.guard.end_step()
 
     def lose(self) -> None:
         """The program does something else."""
@@ -186,13 +231,13 @@ class Learner:
         self._repeats = Repeats()
         self._forget_run()
 
-    def _look_for_step(self, number: int) -> None:
+    def _look_for_step(self, number: int, held: int) -> None:
         self._recent.append(number)
         end = self._step[-_AGREE:]
         if end and list(self._recent)[-len(end) :] == end:
             self._at = len(self._step) - 1
             return
-        self._repeats.add(number, self._keeper.wanted)
+        self._repeats.add(number, held)
         found = self._repeats.find()
         if found is None:
             return
@@ -232,6 +277,7 @@ class Learner:
             return
         if not self._glances and recorded is not None and len(recorded) == len(self._step):
             self._glances = recorded
+            self._describe_step()
         self._keeper.look()
         if not self._glances:
             self._recorded = []
@@ -240,6 +286,16 @@ class Learner:
         highest = max(glance.highest for glance in self._glances) + self._offset
         fits = highest <= self._keeper.report.budget_bytes
         self.familiar = fits and (self._following or self._keeper.settle())
+        if self.familiar and self.guard is not None:
+            self.guard.begin_step(self._offset, int(_MARGIN * self._keeper.report.budget_bytes), self._following)
+
+    def _describe_step(self) -> None:
+        """To the guard: what has orders before it, or must be known, comes here."""
+        if self.guard is not None:
+            ordered = [self._following and bool(self._orders[at]) for at in range(len(self._glances))]
+            light = [glance.light and not waits for glance, waits in zip(self._glances, ordered, strict=True)]
+            numbers = [glance.known.number for glance in self._glances]
+            self.guard.expect(numbers, light, [glance.memory for glance in self._glances])
 
     # plans
 
@@ -269,7 +325,7 @@ class Learner:
         self.stop()
         self._tries -= 1
         above = 0
-        if self._schedule is not None and not CAN_EXCHANGE:
+        if self._schedule is not None and not can_exchange():
             above = peak_with_copies(self._schedule) - self._room
         if self._schedule is None and self._tries > 0:
             self._start_planning(planning.graph, planning.budget, _LONGER * planning.seconds)

@@ -25,9 +25,11 @@ class Register:
 
     def find(self, tensor: torch.Tensor) -> Content | None:
         """What the tensor's storage holds, if it is known."""
-        if tensor.layout != torch.strided:
-            return None
-        holder = self._holder(storage_of(tensor))
+        return None if tensor.layout != torch.strided else self.find_in(storage_of(tensor))
+
+    def find_in(self, storage: torch.UntypedStorage) -> Content | None:
+        """What a storage holds, if it is known."""
+        holder = self._holder(storage)
         return None if holder is None else holder.content
 
     def is_managed(self, tensor: torch.Tensor) -> bool:
@@ -53,7 +55,7 @@ class Register:
 
     def begin(self, storage: torch.UntypedStorage, call: Call | None) -> Content:
         """A new content in a storage, in place of the one that it had."""
-        content = Content(self.size_of(storage), storage, call, self._owner)
+        content = Content(self.size_of(storage.nbytes()), key_of(storage), storage, call, self._owner)
         holder = self._holder(storage)
         if holder is None:
             storage.__dict__[_HOLDER] = Holder(content, self._owner)
@@ -61,9 +63,12 @@ class Register:
             holder.content = content
         return content
 
-    def size_of(self, storage: torch.UntypedStorage) -> int:
-        """Bytes that a storage counts for."""
-        size = storage.nbytes()
+    def begin_without(self, key: int, size: int, call: Call | None) -> Content:
+        """A content in a storage that is no more."""
+        return Content(self.size_of(size), key, None, call, self._owner)
+
+    def size_of(self, size: int) -> int:
+        """Bytes that a storage of this size counts for."""
         allocated = self._allocated.get(size)
         if allocated is None:
             allocated = self._allocated[size] = allocated_size(size, self.device)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from recoup.errors import BudgetError, SettingError
+from recoup.online import native
 from recoup.online.adapter import (
     OperatorMode,
     default_generator,
@@ -30,6 +31,7 @@ from recoup.online.calls import Call, RandomState, flat_tensors
 from recoup.online.contents import Content
 from recoup.online.exposed import exposing_methods
 from recoup.online.heuristics import make
+from recoup.online.journal import Journal
 from recoup.online.keeper import Keeper
 from recoup.online.learned import TIMED_RUNS, Lessons
 from recoup.online.learner import Learner
@@ -95,6 +97,8 @@ class Runtime(OperatorMode):
         self._keeper = Keeper(device, heuristic, self.report, limit)
         self._lessons = Lessons(device, self.report)
         self._learner = Learner(self._keeper) if learn else None
+        self._sees_in_cpp = device.type == "cuda"
+        self._journal: Journal | None = None
         self._traits: dict[Any, Traits] = {}
         self._calls = 0
         self._around = ExitStack()
@@ -112,29 +116,54 @@ class Runtime(OperatorMode):
             around.enter_context(exposing_methods(self._keeper.give_out))
             # a compiled graph would read a tensor's bytes without asking
             around.enter_context(torch.compiler.set_stance("force_eager"))
-            super().__enter__()
+            self._see(around)
             self._around = around.pop_all()
         return self
 
     def __exit__(self, *problem: Any) -> None:
-        try:
-            super().__exit__(*problem)
-        finally:
-            self._around.close()
+        self._around.close()
         self.report.close()
+
+    def _see(self, around: ExitStack) -> None:
+        """See all operators: those that C++ does not deal with, or all."""
+        cpp = native.load() if self._sees_in_cpp else None
+        if cpp is None or cpp.is_watching():
+            super().__enter__()
+            around.callback(super().__exit__, None, None, None)
+            return
+        count = None if self._device.type == "cuda" else self._keeper.allocated
+        watch = cpp.Watch(self, self._device, self.report.budget_bytes, count)
+        self._journal = Journal(watch, self._keeper, self._learner)
+        self._journal.start()
+        around.callback(self._journal.stop)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """One operator of the program."""
+        journal = self._journal
         if types and any(map(has_own_operators, types)):  # what they are made of comes here one by one
+            if journal is not None:
+                journal.disown()
             return NotImplemented
+        if journal is None:
+            return self._run(func, args, kwargs)
+        journal.enter()
+        try:
+            return self._run(func, args, kwargs)
+        finally:
+            journal.leave()
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         begin = time.perf_counter()
+        journal = self._journal
         keeper, report = self._keeper, self.report
         lasting = False
         traits = self._traits.get(func)
         if traits is None:
             traits = self._traits[func] = read_traits(func, self._device)
+            if journal is not None:
+                journal.describe(traits)
         if traits.looks and keeper.is_there(args[0]):  # a view of what is evicted would be out of its bounds
             return func(*args, **kwargs) if kwargs else func(*args)
         learner = self._learner
@@ -150,6 +179,8 @@ class Runtime(OperatorMode):
                         raise
                     learner.lose()
         kwargs = kwargs or {}
+        if journal is not None and (traits.writes or traits.moves_storage):
+            journal.read()
         read = Arguments(func, args, kwargs, keeper)
         contents = read.contents
         statistics = traits.statistics(args) if traits.training_flag else []
@@ -200,6 +231,8 @@ class Runtime(OperatorMode):
         call = None
         begun: list[Content] = []
         over: list[tuple[Content, Content]] = []
+        if journal is not None:
+            journal.teach(known, describe(func))
         if fresh or written:
             if traits.repeatable and not lasting:
                 call = read.call(func, statistics, state, known)
@@ -229,7 +262,7 @@ class Runtime(OperatorMode):
         if call is not None:
             call.outputs = [weakref.ref(content) for content in begun] + [weakref.ref(new) for _, new in over]
             for old, _ in over:
-                call.writes.append(next(index for index, view in enumerate(call.views) if view.content is old))
+                call.writes.append(call.reads.index(old))
                 call.written += old.size
         for content in begun:
             keeper.count(content)

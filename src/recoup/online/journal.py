@@ -1,0 +1,163 @@
+"""What ran without Python, and how the keeper learns of it.
+
+Where the C++ part is built (:mod:`recoup.online.native`), it sees every operator first. What it can let run it does,
+and writes down what was made from what. Nobody reads that until memory runs short, or something is to be written over:
+then the records of what is still there, or needed to make that again, become contents and calls like all others.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from recoup.online.calls import Call
+from recoup.online.contents import Content
+from recoup.online.keeper import Keeper
+from recoup.online.learned import TIMED_RUNS, Learned
+from recoup.online.learner import Learner
+from recoup.online.operators import Traits
+
+Place = tuple[int, torch.UntypedStorage | None, int]
+"""A storage's key, the storage if it is still there, and its bytes."""
+
+
+class Journal:
+    """Between the watch, which sees operators, and the keeper, which must know of them."""
+
+    def __init__(self, watch: Any, keeper: Keeper, learner: Learner | None) -> None:
+        self._watch = watch
+        self._keeper = keeper
+        self._learner = learner
+        self._kinds: dict[int, tuple[Learned, str]] = {}
+        self._reading = False
+        self._died: dict[int, Content] = {}
+        """Contents whose storages died while a record that nobody has read needs them."""
+
+    def start(self) -> None:
+        """See all operators of this thread, and of backward passes that it begins."""
+        self._keeper.unread = self
+        self._keeper.allocated = self._watch.allocated
+        if self._learner is not None:
+            self._learner.guard = self._watch
+        self._watch.start()
+        self.leave()
+
+    def stop(self) -> None:
+        """See none."""
+        self._watch.stop()
+        self.enter()
+        self.read()
+
+    # around an operator that comes to Python
+
+    def enter(self) -> None:
+        """Learn what matters of those that did not."""
+        watch, keeper, learner = self._watch, self._keeper, self._learner
+        seconds = watch.take_seconds()
+        keeper.clock += seconds
+        keeper.report.base_seconds += seconds
+        if learner is not None and learner.familiar:
+            learner.passed(watch.at, watch.over)
+        elif learner is not None and watch.watches:
+            learner.saw(*watch.take_seen())
+        if watch.journals:
+            keeper.look()
+
+    def leave(self) -> None:
+        """What those that come next should know."""
+        watch, keeper, learner = self._watch, self._keeper, self._learner
+        watch.clock = keeper.clock
+        watch.away = max(0, keeper.wanted - keeper.memory)
+        alone = learner is None or learner.lost
+        if watch.journals and not alone:
+            self.read()  # from here on the learner wants to know of every operator
+        watch.journals = alone
+        watch.watches = alone and learner is not None
+        if learner is not None:
+            watch.at = learner.at
+
+    def describe(self, traits: Traits) -> None:
+        """How the operator behaves that Python was called for."""
+        simple = traits.repeatable and not (traits.random or traits.moves_storage or traits.resizes)
+        self._watch.describe(traits.looks, simple, traits.training_flag)
+
+    def teach(self, known: Learned, name: str) -> None:
+        """What it takes; it may run without Python from now on."""
+        if known.runs >= TIMED_RUNS:
+            self._kinds[known.number] = known, name
+            self._watch.teach(known.number, known.size + known.workspace, known.seconds)
+
+    def disown(self) -> None:
+        """What comes next is not what Python was called for."""
+        self._watch.disown()
+
+    # what the keeper asks
+
+    def needs(self, content: Content) -> bool:
+        """Whether a record that was not read needs it; if so, its death is dealt with when that is."""
+        if not self._reading and not self._watch.is_pending(content.key):
+            return False
+        self._died[content.key] = content
+        return True
+
+    def fixed(self, content: Content) -> None:
+        """It can never be made again, and so may be written to without Python."""
+        if content.held:
+            self._watch.settle(content.key)
+
+    def read(self) -> None:
+        """Make contents and calls of what was written down."""
+        if self._reading or not (len(self._watch) or self._died):
+            return
+        self._reading = True
+        late: list[Content] = []
+        passing: Iterable[tuple[int, bool]] = ()
+        try:
+            records, passing, touched = self._watch.take()
+            made: dict[int, Content] = {}
+            for record, number, views, outputs in records:
+                known, name = self._kinds[number]
+                reads = [self._content(made, *place) for place in views]
+                contents = [content for content in reads if content is not None]
+                call = None
+                if len(contents) == len(reads) and not any(content.exposed for content in contents):
+                    call = Call(name, record.again, contents, known)
+                begun = [self._begin(place, call) for place in outputs]
+                if call is not None:
+                    call.outputs = [weakref.ref(content) for content in begun]
+                made.update((content.key, content) for content in begun)
+                late += [content for content in begun if not content.held]
+            for storage, clock in touched:
+                content = None if storage is None else self._keeper.register.find_in(storage)
+                if content is not None:
+                    self._keeper.touch(content, clock)
+        finally:
+            self._reading = False
+            late += self._died.values()
+            self._died = {}
+            self._keeper.storages_died(late)
+            for number, soon in passing:
+                self._kinds[number][0].passing = soon
+            self._keeper.look()
+
+    def _content(
+        self, made: dict[int, Content], key: int, storage: torch.UntypedStorage | None, _: int
+    ) -> Content | None:
+        """What a record read, if that can be said: what came from outside, and is gone, nobody knew."""
+        content = made.get(key) or self._died.get(key)
+        if content is None and storage is not None:
+            content = self._keeper.register.find_in(storage)
+            if content is None:
+                content = self._keeper.register.begin(storage, None)
+                self._keeper.recall(content)
+        return content
+
+    def _begin(self, place: Place, call: Call | None) -> Content:
+        key, storage, size = place
+        register = self._keeper.register
+        content = register.begin_without(key, size, call) if storage is None else register.begin(storage, call)
+        self._keeper.recall(content)
+        return content

@@ -1,0 +1,64 @@
+// What Python sees: recoup.online.native loads it.
+#include <torch/library.h>
+
+#include "watch.h"
+
+namespace recoup {
+
+// Two storages exchange their memory; no tensor's version counter moves.
+void exchange(const py::object& one, const py::object& other) {
+  c10::Storage first = torch::createStorage(one.ptr()), second = torch::createStorage(other.ptr());
+  size_t bytes = first.nbytes();
+  at::DataPtr memory = first.set_data_ptr(at::DataPtr(nullptr, first.device()));
+  first.set_data_ptr_noswap(second.set_data_ptr(std::move(memory)));
+  first.set_nbytes(second.nbytes());
+  second.set_nbytes(bytes);
+}
+
+// Whether this thread's operators go unseen from now on; how it was before.
+bool hide(bool hidden) {
+  bool before = c10::impl::tls_is_dispatch_key_excluded(OURS);
+  c10::impl::tls_set_dispatch_key_excluded(OURS, hidden);
+  return before;
+}
+
+}  // namespace recoup
+
+TORCH_LIBRARY_IMPL(_, Fake, library) {
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&recoup::Watch::seen>());
+}
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  using recoup::Record;
+  using recoup::Watch;
+  module.def("exchange", &recoup::exchange);
+  module.def("hide", &recoup::hide);
+  module.def("is_watching", [] { return Watch::active != nullptr; });
+  py::class_<Record>(module, "Record").def("again", &Record::again);
+  py::class_<Watch>(module, "Watch")
+      .def(py::init([](py::object mode, const py::object& device, int64_t budget, py::object count) {
+        return std::make_unique<Watch>(std::move(mode), py::cast<c10::Device>(device), budget, std::move(count));
+      }))
+      .def("start", &Watch::start)
+      .def("stop", &Watch::stop)
+      .def("describe", &Watch::describe)
+      .def("teach", &Watch::teach)
+      .def("disown", &Watch::disown)
+      .def("settle", &Watch::settle)
+      .def("is_pending", &Watch::is_pending)
+      .def("expect", &Watch::expect)
+      .def("begin_step", &Watch::begin_step)
+      .def("end_step", &Watch::end_step)
+      .def("take", &Watch::take)
+      .def("take_seen", &Watch::take_seen)
+      .def("take_seconds", &Watch::take_seconds)
+      .def("allocated", &Watch::allocated)
+      .def("__len__", &Watch::length)
+      .def("is_crowded", &Watch::is_crowded)
+      .def_readwrite("at", &Watch::at)
+      .def_readwrite("over", &Watch::over)
+      .def_readwrite("journals", &Watch::journals)
+      .def_readwrite("watches", &Watch::watches)
+      .def_readwrite("away", &Watch::away)
+      .def_readwrite("clock", &Watch::clock);
+}

@@ -12,7 +12,7 @@ from recoup.generators import chain, named
 from recoup.graph import Graph, Implementation
 from recoup.online.background import Planning
 from recoup.online.notes import Note, Notes
-from recoup.online.orders import orders, peak_with_copies
+from recoup.online.orders import memory_with_copies, orders, worthwhile
 from recoup.online.repeats import Repeats
 from recoup.schedule import Schedule
 from tests.strategies import graphs
@@ -115,7 +115,35 @@ def test_orders_run_the_schedule(graph, share):
     steps = schedule.steps()
     last = max(steps.index(op.id) for op in graph.ops)
     assert ran == steps[: last + 1]
-    assert peak <= recoup.simulate(graph, schedule).peak_bytes <= peak_with_copies(schedule)
+    assert peak <= recoup.simulate(graph, schedule).peak_bytes <= max(memory_with_copies(schedule, copies=True))
+
+
+@settings(deadline=None, max_examples=40)
+@given(graphs(max_ops=8), st.floats(0.5, 1), st.floats(1, 1.5))
+def test_evictions_that_buy_nothing_are_left_out(graph, share, more):
+    """What stays fits, and nothing is brought back that the schedule would not have run again."""
+    graph = renamed(graph)
+    plain = recoup.simulate(graph, Schedule.default(graph)).peak_bytes
+    schedule = recoup.solve(graph, int(share * plain)).schedule or Schedule.default(graph)
+    everything = orders(schedule, len(graph.ops), {})
+    room = int(more * recoup.simulate(graph, schedule).peak_bytes)
+    before = worthwhile(everything, schedule, {}, room, copies=False)
+    sizes = {value.id: value.bytes for value in graph.values}
+    live, ran = set(), 0
+    for position, op in enumerate(graph.ops):
+        for order in before[position]:
+            if order.evict:
+                live.discard(str(order.values[0]))
+            elif not live.issuperset(map(str, order.values)):
+                live.update(map(str, order.values))
+                ran += 1
+        assert all(value in live for value in op.inputs if value in graph.producer)
+        live.update(op.outputs)
+        ran += 1
+        assert graph.resident_bytes + sum(sizes[value] for value in live) + op.workspace <= room
+    assert ran <= len(schedule)
+    if room >= graph.resident_bytes + sum(sizes.values()) + max(op.workspace for op in graph.ops):
+        assert not any(order.evict for orders_ in before for order in orders_)
 
 
 def renamed(graph: Graph) -> Graph:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from recoup.online.learned import TIMED_RUNS, Learned
+from recoup.online.learned import TIMED_RUNS, Learned, canonical
 from recoup.online.orders import Order
 from recoup.schedule import Schedule
 
@@ -24,7 +24,7 @@ class Glance:
     __slots__ = ("func", "highest", "known", "light", "memory", "shapes")
 
     def __init__(self, func: Any, args: tuple[Any, ...], known: Learned, memory: int, light: bool) -> None:
-        self.func = func
+        self.func = canonical(func)
         self.shapes = _shapes(args)
         self.known = known
         self.memory = memory
@@ -36,7 +36,7 @@ class Glance:
 
     def fits(self, func: Any, args: tuple[Any, ...]) -> bool:
         """Whether a call is this operator's."""
-        return func is self.func and _shapes(args) == self.shapes
+        return canonical(func) is self.func and _shapes(args) == self.shapes
 
 
 def _shapes(args: Sequence[Any]) -> list[Any]:

@@ -70,7 +70,7 @@ class Journal:
         """What those that come next should know."""
         watch, keeper, learner = self._watch, self._keeper, self._learner
         watch.clock = keeper.clock
-        watch.away = max(0, keeper.wanted - keeper.memory)
+        watch.away = keeper.away
         alone = learner is None or learner.lost
         if watch.journals and not alone:
             self.read()  # from here on the learner wants to know of every operator
@@ -88,7 +88,11 @@ class Journal:
         """What it takes; it may run without Python from now on."""
         if known.runs >= TIMED_RUNS:
             self._kinds[known.number] = known, name
-            self._watch.teach(known.number, known.size + known.workspace, known.seconds)
+            self._watch.teach(known.number, known.alike, known.size + known.workspace, known.seconds)
+
+    def made(self) -> None:
+        """What the operator made can be made again."""
+        self._watch.made()
 
     def disown(self) -> None:
         """What comes next is not what Python was called for."""
@@ -118,18 +122,23 @@ class Journal:
         try:
             records, passing, touched = self._watch.take()
             made: dict[int, Content] = {}
-            for record, number, views, outputs in records:
+            for record, number, views, outputs, writes in records:
                 known, name = self._kinds[number]
                 reads = [self._content(made, *place) for place in views]
                 contents = [content for content in reads if content is not None]
                 call = None
                 if len(contents) == len(reads) and not any(content.exposed for content in contents):
                     call = Call(name, record.again, contents, known)
-                begun = [self._begin(place, call) for place in outputs]
+                old = None if writes < 0 else reads[writes]
+                if old is not None and old.fixed:
+                    call = None
+                begun = [self._begin(place, call, old) for place in outputs]
                 if call is not None:
                     call.outputs = [weakref.ref(content) for content in begun]
+                    if old is not None:
+                        call.writes, call.written = [call.reads.index(old)], old.size
                 made.update((content.key, content) for content in begun)
-                late += [content for content in begun if not content.held]
+            late += [content for content in made.values() if not content.held]
             for storage, clock in touched:
                 content = None if storage is None else self._keeper.register.find_in(storage)
                 if content is not None:
@@ -152,12 +161,21 @@ class Journal:
             content = self._keeper.register.find_in(storage)
             if content is None:
                 content = self._keeper.register.begin(storage, None)
-                self._keeper.recall(content)
+                self._keeper.add(content)
         return content
 
-    def _begin(self, place: Place, call: Call | None) -> Content:
+    def _begin(self, place: Place, call: Call | None, old: Content | None) -> Content:
+        """What a call made; ``old`` is what it wrote over, if it did."""
         key, storage, size = place
-        register = self._keeper.register
+        keeper = self._keeper
+        register = keeper.register
         content = register.begin_without(key, size, call) if storage is None else register.begin(storage, call)
-        self._keeper.recall(content)
+        if old is None:
+            keeper.add(content)
+        else:
+            if old.fixed:
+                keeper.forsake(old)
+            keeper.supersede(old, content)
+        if call is None:
+            self.fixed(content)
         return content

@@ -63,8 +63,8 @@ class Keeper:
         self._budget = report.budget_bytes
         self.chosen = 0
         """How many evictions were for want of room."""
-        self.wanted = 0
-        """What the program would hold if nothing were evicted."""
+        self.away = 0
+        """What the program holds and is evicted."""
         self.on_release: Callable[[Content], None] | None = None
         """Told when the program lets go of a content."""
         self._pool = Pool(heuristic)
@@ -78,10 +78,9 @@ class Keeper:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         for storage in self.register.new_storages(live_tensors()):
-            self._add(self.register.begin(storage, None))
+            self.add(self.register.begin(storage, None))
         self.memory = sum(content.size for content in self._pool.living())
         self.look()
-        self.wanted = self.memory
         self.report.reached(self.memory, self.wanted)
         if self.memory > self._budget:
             self._collector.end()
@@ -125,6 +124,11 @@ class Keeper:
 
     # contents
 
+    @property
+    def wanted(self) -> int:
+        """What the program would hold if nothing were evicted."""
+        return self.memory + self.away
+
     def content_of(self, tensor: torch.Tensor) -> Content | None:
         """What the tensor's storage holds; None for another device's, or what is no plain tensor."""
         content = self.register.find(tensor)
@@ -135,7 +139,7 @@ class Keeper:
             return content
         content = self.register.begin(storage_of(tensor), None)  # made behind our back: never evicted
         if self.can_look:
-            self.recall(content)
+            self.add(content)  # it is in the allocator's count already
         else:
             self.count(content)
         if self.memory > self._budget:
@@ -170,7 +174,8 @@ class Keeper:
         if self.unread is not None:
             self.unread.read()
 
-    def _add(self, content: Content) -> None:
+    def add(self, content: Content) -> None:
+        """A content that counts already."""
         if self._pool.full:
             self._let_go()
             self._pool.renumber(content)
@@ -179,14 +184,8 @@ class Keeper:
     def count(self, content: Content) -> None:
         """A content in a new storage: it takes memory, and may be evicted if its call can be repeated."""
         self.memory += content.size
-        self.wanted += content.size
         self.report.reached(self.memory, self.wanted)
-        self._add(content)
-
-    def recall(self, content: Content) -> None:
-        """A content that is new to us, but in the allocator's count already."""
-        self.wanted += content.size
-        self._add(content)
+        self.add(content)
 
     def measure(self, tensor: torch.Tensor) -> None:
         """The tensor's storage may have been made larger or smaller."""
@@ -196,7 +195,6 @@ class Keeper:
 
     def _resize(self, content: Content, size: int) -> None:
         self.memory += size - content.size
-        self.wanted += size - content.size
         self.report.reached(self.memory, self.wanted)
         content.size = size
 
@@ -206,7 +204,7 @@ class Keeper:
         size, new.size = new.size, old.size
         self._lose_bytes(old)
         self._resize(new, size)
-        self._add(new)
+        self.add(new)
 
     def storage_died(self, content: Content) -> None:
         """The program let go of a storage: its bytes are free."""
@@ -220,12 +218,12 @@ class Keeper:
             if self.on_release is not None:
                 self.on_release(content)
             content.storage = None
-            self.wanted -= content.size
             self._pool.let_go(content)
             if content.resident:
                 self.memory -= content.size
                 content.resident = False
             else:
+                self.away -= content.size
                 self._pool.needs.let_go(content)
         for content in gone:
             if not self._pool.has_dependents(content):
@@ -306,6 +304,8 @@ class Keeper:
         self._lose_bytes(content)
         storage.resize_(0)
         self.memory -= content.size
+        if content.held:
+            self.away += content.size
         self.report.evictions += 1
 
     def _out_of_memory(self, size: int, what: str) -> str:
@@ -394,6 +394,7 @@ class Keeper:
             content.own = storage
         else:
             exchange(target, storage)
+            self.away -= content.size
         content.come_back()
         self.memory += content.size
         self._pool.back(content)

@@ -30,6 +30,8 @@ class Learned:
     """Seconds that it takes to start it again, whatever it does."""
     number: int = -1
     """Different for different operators and kinds of arguments."""
+    alike: int = -1
+    """The same for two that a program may well exchange from step to step."""
     seconds: float = 0.0
     runs: int = 0
     passing: bool = False
@@ -49,16 +51,24 @@ class Lessons:
         self.device = device
         self._report = report
         self._known: dict[Hashable, Learned] = {}
+        self._alike: dict[Hashable, int] = {}
         self._pending: list[tuple[Learned, torch.cuda.Event, torch.cuda.Event]] = []
 
     def find(
-        self, key: Hashable, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]
+        self,
+        key: tuple[Hashable, ...],
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: Sequence[torch.Tensor],
     ) -> Learned:
-        """What is known of this operator on these arguments; its new bytes are foretold if it never ran."""
+        """What is known of this operator, with which ``key`` begins, on these arguments; if it never ran, its new bytes
+        are foretold."""
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = self._foretell(func, args, kwargs, tensors)
             known.number = len(self._known)
+            known.alike = self._alike.setdefault((canonical(func), key[1:]), known.number)
         return known
 
     def run(self, known: Learned, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -119,6 +129,11 @@ class Lessons:
         if self.device.type != "cuda":
             return Learned(size, SCALARS)
         return Learned(size, size + _bytes(tensors) if "conv" in func.overloadpacket.__name__ else 0, START)
+
+
+def canonical(func: Any) -> Any:
+    """Autograd adds two gradients in place if nobody else holds the first one, which may change from step to step."""
+    return torch.ops.aten.add.Tensor if func is torch.ops.aten.add_.Tensor else func
 
 
 def _bytes(tensors: Sequence[torch.Tensor]) -> int:

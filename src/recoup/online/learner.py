@@ -21,7 +21,7 @@ from recoup.online.familiar import Glance, remembered
 from recoup.online.keeper import Keeper
 from recoup.online.learned import Learned
 from recoup.online.operators import Traits, written_tensors
-from recoup.online.orders import Order, orders, peak_with_copies
+from recoup.online.orders import Order, memory_with_copies, orders, worthwhile
 from recoup.online.repeats import Repeats
 from recoup.online.writing import Ran, Values, Writer
 from recoup.schedule import Schedule
@@ -67,6 +67,7 @@ class Learner:
         self._remembered: set[int] = set()
         self._counts: list[int] = []
         self._schedule: Schedule | None = None
+        self._repeats = Repeats()
         self._watch()
 
     @property
@@ -98,7 +99,7 @@ class Learner:
             return None
         if self._following:
             changed = written_tensors(traits, args, kwargs) if traits.writes else []
-            changed += traits.statistics(args)
+            changed += traits.updated(args)
             if changed and self._keeper.matters(changed):
                 return None
         if not self._is_as_expected(glance):
@@ -150,7 +151,7 @@ class Learner:
 
     def before(self, known: Learned, func: Any, args: tuple[Any, ...], traits: Traits) -> None:
         """An operator is about to run: find out where in the step that is, and do what is to be done before it."""
-        number = known.number
+        number = known.alike
         if self._at == _LOST:
             self._look_for_step(number, self._keeper.wanted)
             return
@@ -197,8 +198,7 @@ class Learner:
     # where the program is
 
     def _watch(self) -> None:
-        """Nothing is known of the program."""
-        self._repeats = Repeats()
+        """No step is known."""
         self._step: list[int] = []
         self._recent: deque[int] = deque(maxlen=_AGREE)
         self._at = _LOST
@@ -228,7 +228,7 @@ class Learner:
             self._keeper.look()
         self._at = _LOST
         self._recent.clear()
-        self._repeats = Repeats()
+        self._repeats.cut()
         self._forget_run()
 
     def _look_for_step(self, number: int, held: int) -> None:
@@ -241,6 +241,7 @@ class Learner:
         found = self._repeats.find()
         if found is None:
             return
+        self._repeats.cut()
         step, at = found
         if step != self._step:
             self.stop()
@@ -294,7 +295,7 @@ class Learner:
         if self.guard is not None:
             ordered = [self._following and bool(self._orders[at]) for at in range(len(self._glances))]
             light = [glance.light and not waits for glance, waits in zip(self._glances, ordered, strict=True)]
-            numbers = [glance.known.number for glance in self._glances]
+            numbers = [glance.known.alike for glance in self._glances]
             self.guard.expect(numbers, light, [glance.memory for glance in self._glances])
 
     # plans
@@ -325,16 +326,19 @@ class Learner:
         self.stop()
         self._tries -= 1
         above = 0
-        if self._schedule is not None and not can_exchange():
-            above = peak_with_copies(self._schedule) - self._room
+        copies = not can_exchange()
+        if self._schedule is not None and copies:
+            above = max(memory_with_copies(self._schedule, copies)) - self._room
         if self._schedule is None and self._tries > 0:
             self._start_planning(planning.graph, planning.budget, _LONGER * planning.seconds)
         elif above > 0 and self._tries > 0:
             self._start_planning(planning.graph, planning.budget - above, planning.seconds)
         elif self._schedule is not None and self._written is not None:
             try:
-                self._orders = orders(self._schedule, len(self._step), self._written.ends)
-                self._remembered = remembered(self._schedule, self._orders, self._written.ends)
+                ends = self._written.ends
+                self._orders = orders(self._schedule, len(self._step), ends)
+                self._orders = worthwhile(self._orders, self._schedule, ends, self._room, copies)
+                self._remembered = remembered(self._schedule, self._orders, ends)
                 self._counts = [*self._written.counts, self._written.made]
                 self._glances = []
             except ValueError:  # in another order than the program's

@@ -11,8 +11,18 @@ from recoup.online.calls import flat_tensors
 
 STATISTICS = slice(3, 5)
 """Where a batch norm has its running statistics."""
-_FLAGS = {"native_batch_norm": 5, "cudnn_batch_norm": 5, "miopen_batch_norm": 5}
-"""Batch norms that write to their running statistics without saying so, and where the flag is that makes them."""
+_FLAGS = {
+    "native_batch_norm": 5,
+    "cudnn_batch_norm": 5,
+    "miopen_batch_norm": 5,
+    "_batch_norm_with_update": -1,
+    "native_batch_norm_backward": 7,
+    "batch_norm_backward": 7,
+    "cudnn_batch_norm_backward": -1,
+    "miopen_batch_norm_backward": -1,
+}
+"""Batch norms that write to their running statistics, whether they say so or not, and do not read them; and backwards,
+which do neither. Where the flag is that makes them, or -1 for always."""
 _COLLECTIVES = ("_c10d_functional", "c10d_functional", "c10d", "symm_mem")
 _ATOMIC = {"scatter_add", "scatter_reduce", "index_add", "index_put", "_unsafe_index_put", "put", "cumsum"}
 _NEW_STORAGE = {"set_", "resize_", "resize_as_", "set_data"}
@@ -34,13 +44,19 @@ class Traits:
     looks: bool
     """Whether it only makes views: no byte is read or written."""
     training_flag: int
-    """For a batch norm that writes to running statistics: which argument says so; -1 for always, 0 for no such."""
+    """For a batch norm that does not read its running statistics, which argument says so; -1: always, 0: no such."""
+    backward: bool
+    """Whether it does not write to them either."""
 
     def statistics(self, args: tuple[Any, ...]) -> list[torch.Tensor]:
-        """Running statistics that this call writes to and does not read."""
+        """Running statistics that this call does not read."""
         if self.training_flag == 0 or (self.training_flag > 0 and not args[self.training_flag]):
             return []
         return [value for value in args[STATISTICS] if value is not None]
+
+    def updated(self, args: tuple[Any, ...]) -> list[torch.Tensor]:
+        """Running statistics that this call writes to."""
+        return [] if self.backward else self.statistics(args)
 
 
 def written_tensors(traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
@@ -69,7 +85,8 @@ def read_traits(func: Any, device: torch.device) -> Traits:
         func.namespace not in _COLLECTIVES and not differs,
         name in _NEW_STORAGE,
         not writes and _only_looks(func),
-        -1 if name == "_batch_norm_with_update" else _FLAGS.get(name, 0),
+        _FLAGS.get(name, 0),
+        name.endswith("_backward"),
     )
 
 

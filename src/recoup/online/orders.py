@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from recoup.judge import simulate
 from recoup.schedule import Schedule
 from recoup.views.algorithm1 import Compute, statements
@@ -18,17 +20,18 @@ class Order:
     evict: bool
 
 
-def peak_with_copies(schedule: Schedule) -> int:
-    """The schedule's peak where all that is made again is there twice for a moment: the new bytes, and their place."""
+def memory_with_copies(schedule: Schedule, copies: bool) -> list[int]:
+    """What is in memory while each operator runs. With ``copies`` all that is made again is there twice for a moment:
+    the new bytes, and their place."""
     graph = schedule.graph
     sizes = {value.id: value.bytes for value in graph.values}
-    memory = simulate(graph, schedule).memory.tolist()
+    memory: list[int] = simulate(graph, schedule).memory.tolist()
     ran: set[int] = set()
     for step, op in enumerate(schedule.ops.tolist()):
-        if op in ran:
+        if copies and op in ran:
             memory[step] += sum(sizes[value] for value in graph.ops[op].outputs)
         ran.add(op)
-    return max(memory, default=graph.resident_bytes)
+    return memory
 
 
 def orders(schedule: Schedule, count: int, ends: Mapping[int, int]) -> list[list[Order]]:
@@ -65,3 +68,36 @@ def orders(schedule: Schedule, count: int, ends: Mapping[int, int]) -> list[list
                 before[position].append(order)
         waiting = []
     return before
+
+
+def worthwhile(
+    before: list[list[Order]], schedule: Schedule, ends: Mapping[int, int], room: int, copies: bool
+) -> list[list[Order]]:
+    """The orders without evictions for which there is room enough: of what is small, or came with something else, or
+    would never be read again. Each of them takes time, and so does knowing what is needed to obey it."""
+    graph = schedule.graph
+    sizes = {int(value.id): value.bytes for value in graph.values}
+    memory = np.full(len(before), graph.resident_bytes)
+    first = {op: step for step, op in reversed(list(enumerate(schedule.ops.tolist())))}
+    position = len(before) - 1  # of the operator before which something is repeated
+    for step, bytes_ in reversed(list(enumerate(memory_with_copies(schedule, copies)))):
+        op = int(schedule.ops[step])
+        position = int(graph.ops[op].id) if first[op] == step else position
+        memory[position] = max(memory[position], bytes_)
+    returns: dict[int, list[int]] = {}
+    for at, orders_ in enumerate(before):
+        for order in orders_:
+            for value in order.values if not order.evict else ():
+                returns.setdefault(value, []).append(at)
+    evictions = [(order.values[0], at) for at, orders_ in enumerate(before) for order in orders_ if order.evict]
+    dropped = set()
+    for value, at in sorted(evictions, key=lambda one: sizes[one[0]]):
+        back = min((again for again in returns.get(value, ()) if again > at), default=len(before))
+        stays = memory[at : max(at + 1, min(back, ends.get(value, len(before))))]
+        if stays.max() + sizes[value] <= room:
+            stays += sizes[value]
+            dropped.add((value, at))
+    return [
+        [order for order in orders_ if not (order.evict and (order.values[0], at) in dropped)]
+        for at, orders_ in enumerate(before)
+    ]

@@ -70,7 +70,7 @@ class Recorder(OperatorMode):
         if traits is None:
             traits = self._traits[func] = read_traits(func, self._device)
         given = list(dict.fromkeys(filter(None, map(self._name, flat_tensors((args, tuple(kwargs.values())), [])))))
-        written = [*written_tensors(traits, args, kwargs), *traits.statistics(args)]
+        written = [*written_tensors(traits, args, kwargs), *traits.updated(args)]
         changed = dict.fromkeys(filter(None, map(self._name, written)))
         start = time.perf_counter_ns()
         result = func(*args, **kwargs)

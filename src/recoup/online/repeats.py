@@ -21,6 +21,7 @@ class Repeats:
         self._numbers: list[int] = []
         self._held: list[int] = []
         self._look_at = _FIRST_LOOK
+        self._cuts = 0
 
     def add(self, number: int, held: int) -> None:
         """The next operator."""
@@ -28,6 +29,12 @@ class Repeats:
             self._forget()
         self._numbers.append(number)
         self._held.append(held)
+
+    def cut(self) -> None:
+        """What comes next does not follow on what came before; but a step is still as large as it was."""
+        if self._numbers and self._numbers[-1] >= 0:
+            self._cuts += 1
+            self.add(-self._cuts, self._held[-1])
 
     def find(self) -> tuple[list[int], int] | None:
         """The operators of one step and which of them comes next, if what was seen last was one step twice.

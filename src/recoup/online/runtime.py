@@ -184,7 +184,7 @@ class Runtime(OperatorMode):
         read = Arguments(func, args, kwargs, keeper)
         contents = read.contents
         statistics = traits.statistics(args) if traits.training_flag else []
-        for tensor in statistics:
+        for tensor in () if traits.backward else statistics:
             self._give_up(tensor)
         known = self._lessons.find(tuple(read.key), func, args, kwargs, read.tensors)
         if learner is not None and traits.looks:  # whether views come this way depends on what is evicted
@@ -238,6 +238,8 @@ class Runtime(OperatorMode):
                 call = read.call(func, statistics, state, known)
             if call is None and fresh:
                 report.keep(describe(func))
+            if call is not None and journal is not None:
+                journal.made()
             begun, over = self._note(call, fresh, written)
             known.size = max(known.size, sum(content.size for content in begun))
             if known.workspace:

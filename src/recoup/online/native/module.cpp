@@ -43,6 +43,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("stop", &Watch::stop)
       .def("describe", &Watch::describe)
       .def("teach", &Watch::teach)
+      .def("made", &Watch::made)
       .def("disown", &Watch::disown)
       .def("settle", &Watch::settle)
       .def("is_pending", &Watch::is_pending)

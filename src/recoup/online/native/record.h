@@ -69,16 +69,18 @@ inline void collect(const IValue& value, std::vector<at::Tensor>& found) {
   }
 }
 
-// Arguments have an undefined tensor where the next view goes.
+// Of the tensors among the arguments, in order, those in gaps are made from the next view.
 struct Record {
   OperatorHandle op;
   int64_t number;
   bool grad;
   bool passing = false;
   std::vector<IValue> args;
+  std::vector<bool> gaps;
   std::vector<View> views;
   std::vector<Scratch> scratch;
   std::vector<Place> outputs;
+  int64_t writes = -1;  // the view that it writes to, and no new storage comes of it
 
   bool is_dead() const {
     return std::all_of(outputs.begin(), outputs.end(), [](const Place& one) { return one.storage.expired(); });
@@ -103,19 +105,19 @@ struct Record {
  private:
   Stack filled(const std::vector<at::Tensor>& tensors) const {
     Stack stack;
-    size_t next = 0;
+    auto gap = gaps.begin();
+    auto tensor = tensors.begin();
+    auto fill = [&](const IValue& value) { return *gap++ ? *tensor++ : value.toTensor(); };
     auto blank = scratch.begin();
     for (size_t i = 0; i < args.size(); ++i) {
       if (blank != scratch.end() && blank->position == i) {
         stack.emplace_back(at::zeros(blank->sizes, blank->options));
         ++blank;
       } else if (args[i].isTensor()) {
-        stack.emplace_back(args[i].toTensor().defined() ? args[i].toTensor() : tensors.at(next++));
+        stack.emplace_back(fill(args[i]));
       } else if (args[i].isTensorList()) {
         c10::List<at::Tensor> list;
-        for (const IValue& one : args[i].toListRef()) {
-          list.push_back(one.toTensor().defined() ? one.toTensor() : tensors.at(next++));
-        }
+        for (const IValue& one : args[i].toListRef()) list.push_back(fill(one));
         stack.emplace_back(std::move(list));
       } else {
         stack.push_back(args[i]);

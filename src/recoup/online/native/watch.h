@@ -40,7 +40,7 @@ struct KeyHash {
 
 // What an operator takes on arguments of one kind: see recoup.online.learned.
 struct Kind {
-  int64_t number, bytes;
+  int64_t number, alike, bytes;
   double seconds;
 };
 
@@ -121,11 +121,14 @@ class Watch {
     traits_.insert_or_assign(asked, std::move(traits));
   }
 
-  void teach(int64_t number, int64_t bytes, double seconds) {
+  void teach(int64_t number, int64_t alike, int64_t bytes, double seconds) {
     if (asked_key.empty()) return;
     Lock lock(mutex_);
-    kinds_.insert_or_assign(asked_key, Kind{number, bytes, seconds});
+    kinds_.insert_or_assign(asked_key, Kind{number, alike, bytes, seconds});
   }
+
+  // What the operator made can be made again.
+  void made() { asked_made = true; }
 
   // Python is not at work on what it was called for any more.
   void disown() {
@@ -189,8 +192,8 @@ class Watch {
       py::list views, outputs;
       for (const View& view : record.views) views.append(described(view.place));
       for (const Place& place : record.outputs) outputs.append(described(place));
-      int64_t number = record.number;
-      records.append(py::make_tuple(py::cast(std::move(record)), number, views, outputs));
+      int64_t number = record.number, writes = record.writes;
+      records.append(py::make_tuple(py::cast(std::move(record)), number, views, outputs, writes));
     }
     for (const auto& [storage, last] : used) touched.append(py::make_tuple(wrapped(storage), last));
     return py::make_tuple(records, passing, touched);
@@ -264,10 +267,11 @@ class Watch {
       if (is_expected(what, *traits, args)) return pass(op, keys, stack);
     } else if (journals && traits->repeatable && !is_crowded()) {
       Kind what = kind->second;
-      bool writes = may_write(*traits, args);
+      bool over = may_write_over(*traits, args);
+      bool fine = over || may_write(*traits, args);
       lock.unlock();
       int64_t memory = allocated();
-      if (writes && memory + what.bytes <= budget_ && note(op, keys, stack, *traits, what, memory, scan)) return;
+      if (fine && memory + what.bytes <= budget_ && note(op, keys, stack, *traits, what, memory, scan, over)) return;
     }
     if (lock.owns_lock()) lock.unlock();
     ask(op, stack, std::move(scan.key));
@@ -280,20 +284,20 @@ class Watch {
   void ask(const OperatorHandle& op, Stack* stack, Key key) {
     size_t count = op.schema().arguments().size();
     std::vector<IValue> args(stack->end() - count, stack->end());
-    asked = &op.schema();
-    asked_key = std::move(key);
+    bool made = false;
     {
-      Asking asking(mode_);
+      Asking asking(mode_, &op.schema(), std::move(key));
       mode_->pyinterpreter()->dispatch(op, stack);
+      made = asked_made;
     }
     Lock lock(mutex_);
     auto found = traits_.find(&op.schema());
-    if (found != traits_.end()) mark(found->second, args, *stack);
+    if (found != traits_.end()) mark(found->second, args, *stack, made);
     if (entries_.size() >= many_) tidy();
   }
 
   // After Python ran an operator: what is made in the block, and what must not be written to behind Python's back.
-  void mark(const Traits& traits, Arguments args, const Stack& stack) {
+  void mark(const Traits& traits, Arguments args, const Stack& stack, bool made) {
     std::unordered_set<StorageImpl*> inputs, written;
     std::vector<at::Tensor> reads, writes, results;
     bool updates = traits.updates(args);
@@ -321,8 +325,8 @@ class Watch {
     for (const IValue& value : stack) collect(value, results);
     for (const at::Tensor& tensor : results) {
       if (!is_ours(tensor) || inputs.count(Place(tensor).key)) continue;
-      entry_of(tensor).made = true;
-      remembered = true;
+      entry_of(tensor).made = made;
+      remembered = remembered || made;
     }
     if (!remembered) return;
     for (const at::Tensor& tensor : reads) {
@@ -333,7 +337,7 @@ class Watch {
   // An operator of the known step, if it is the one that comes next and may pass.
   bool is_expected(const Kind& kind, const Traits& traits, Arguments args) {
     size_t next = at + 1;
-    if (next >= numbers_.size() || !light_[next] || numbers_[next] != kind.number) return false;
+    if (next >= numbers_.size() || !light_[next] || numbers_[next] != kind.alike) return false;
     if (careful_) {
       Lock lock(mutex_);
       if (!may_write(traits, args)) return false;
@@ -349,7 +353,7 @@ class Watch {
 
   // Run an operator and write down how to repeat it. False if there was no memory for it; nothing has happened then.
   bool note(const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Traits& traits, const Kind& kind,
-            int64_t memory, const Scan& scan) {
+            int64_t memory, const Scan& scan, bool over) {
     size_t count = op.schema().arguments().size();
     std::vector<IValue> args(stack->end() - count, stack->end());
     bool updates = traits.updates(args);
@@ -362,23 +366,23 @@ class Watch {
     }
     Lock lock(mutex_);
     if (watches) {
-      seen_.push_back(kind.number);
+      seen_.push_back(kind.alike);
       held_.push_back(memory + away);
     }
-    if (traits.writes.empty()) {
-      std::vector<at::Tensor> results;
-      for (const IValue& value : *stack) collect(value, results);
-      write_down(op, kind, std::move(args), updates, results);
-    }
+    if (over || traits.writes.empty()) write_down(op, kind, traits, std::move(args), *stack, over);
     double now = clock + seconds_;
     for (const at::Tensor& tensor : scan.tensors) entry_of(tensor).last = now;
     seconds_ += kind.seconds;
     return true;
   }
 
-  void write_down(const OperatorHandle& op, const Kind& kind, std::vector<IValue> args, bool updates,
-                  const std::vector<at::Tensor>& results) {
-    Record record{op, kind.number, c10::GradMode::is_enabled(), false, {}, {}, {}, {}};
+  void write_down(const OperatorHandle& op, const Kind& kind, const Traits& traits, std::vector<IValue> args,
+                  const Stack& stack, bool over) {
+    Record record{op, kind.number, c10::GradMode::is_enabled()};
+    bool updates = traits.updates(args);
+    std::vector<at::Tensor> results;
+    for (const IValue& value : stack) collect(value, results);
+    if (over) record.outputs.emplace_back(args[traits.writes[0]].toTensor());
     for (const at::Tensor& tensor : results) {
       if (!is_ours(tensor)) continue;
       Place place(tensor);
@@ -390,12 +394,13 @@ class Watch {
     }
     if (record.outputs.empty()) return;
     for (size_t i = 0; i < args.size(); ++i) {
-      if (updates && (i == STATISTICS || i == STATISTICS + 1) && args[i].isTensor()) {
+      if (updates && (i == STATISTICS || i == STATISTICS + 1) && args[i].isTensor() && args[i].toTensor().defined()) {
         const at::Tensor& tensor = args[i].toTensor();
         record.scratch.push_back({i, Shape(tensor.sizes().begin(), tensor.sizes().end()), tensor.options()});
         args[i] = IValue();
       } else {
-        args[i] = emptied(args[i], record.views);
+        if (over && i == traits.writes[0]) record.writes = static_cast<int64_t>(record.views.size());
+        args[i] = emptied(args[i], record);
       }
     }
     record.args = std::move(args);
@@ -453,7 +458,11 @@ class Watch {
     Key& key = scan.key;
     if (value.isTensor()) {
       const at::Tensor& tensor = value.toTensor();
-      if (!tensor.defined() || !is_plain(tensor)) {
+      if (!tensor.defined()) {
+        key.push_back(6);
+        return;
+      }
+      if (!is_plain(tensor)) {
         scan.plain = false;
         return;
       }
@@ -498,15 +507,17 @@ class Watch {
   }
 
   // An argument with an undefined tensor for each of the device's; their views.
-  IValue emptied(const IValue& value, std::vector<View>& views) const {
+  IValue emptied(const IValue& value, Record& record) const {
     if (value.isTensor()) {
-      if (value.toTensor().device() != device_) return value;
-      views.emplace_back(value.toTensor());
+      const at::Tensor& tensor = value.toTensor();
+      record.gaps.push_back(tensor.defined() && tensor.device() == device_);
+      if (!record.gaps.back()) return value;
+      record.views.emplace_back(tensor);
       return IValue(at::Tensor());
     }
     if (!value.isTensorList()) return value;
     c10::List<at::Tensor> list;
-    for (const IValue& one : value.toListRef()) list.push_back(emptied(one, views).toTensor());
+    for (const IValue& one : value.toListRef()) list.push_back(emptied(one, record).toTensor());
     return list;
   }
 
@@ -516,12 +527,21 @@ class Watch {
     return std::all_of(traits.writes.begin(), traits.writes.end(), [&](size_t i) { return is_unread(args[i]); });
   }
 
+  // Whether all that a call writes to is one tensor that can be made again, up to here and with the call.
+  bool may_write_over(const Traits& traits, Arguments args) const {
+    if (traits.writes.size() != 1 || !args[traits.writes[0]].isTensor()) return false;
+    const at::Tensor& tensor = args[traits.writes[0]].toTensor();
+    if (!tensor.defined() || !is_ours(tensor) || (tensor.requires_grad() && tensor.is_leaf())) return false;
+    auto found = entries_.find(tensor.storage().unsafeGetStorageImpl());
+    return found != entries_.end() && found->second.made;
+  }
+
   bool is_unread(const IValue& value) const {
     if (value.isList()) {
       auto values = value.toListRef();
       return std::all_of(values.begin(), values.end(), [&](const IValue& one) { return is_unread(one); });
     }
-    if (!value.isTensor() || value.toTensor().device() != device_) return true;
+    if (!value.isTensor() || !value.toTensor().defined() || value.toTensor().device() != device_) return true;
     auto found = entries_.find(value.toTensor().storage().unsafeGetStorageImpl());
     return found == entries_.end() || !(found->second.made || found->second.read);
   }
@@ -570,7 +590,10 @@ class Watch {
 
   // The mode is there while Python is asked, and no longer.
   struct Asking {
-    explicit Asking(const std::shared_ptr<c10::impl::PyObject_TorchDispatchMode>& mode) {
+    Asking(const std::shared_ptr<c10::impl::PyObject_TorchDispatchMode>& mode, const Schema* schema, Key key) {
+      asked = schema;
+      asked_key = std::move(key);
+      asked_made = false;
       TorchDispatchModeTLS::push_non_infra_mode_onto_stack(mode);
     }
     ~Asking() {
@@ -582,6 +605,7 @@ class Watch {
 
   static inline thread_local const Schema* asked = nullptr;
   static inline thread_local Key asked_key;
+  static inline thread_local bool asked_made = false;
 
   c10::Device device_;
   int64_t budget_;

@@ -12,8 +12,6 @@ import torch
 from recoup.online.adapter import array_of, fresh_view, key_of, storage_of
 
 if TYPE_CHECKING:
-    import weakref
-
     from recoup.online.contents import Content
     from recoup.online.learned import Learned
 
@@ -56,8 +54,8 @@ class Call:
     """Positions in ``reads`` of what it writes to, one for each content."""
     written: int = 0
     """Bytes of these."""
-    outputs: list[weakref.ref[Content]] = field(default_factory=list)
-    """What it made: new storages in order of appearance, then what it wrote to."""
+    outputs: Sequence[Callable[[], Content | None]] = ()
+    """References to what it made: new storages in order of appearance, then what it wrote to."""
 
     @property
     def parents(self) -> list[Content]:

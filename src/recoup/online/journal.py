@@ -7,6 +7,7 @@ then the records of what is still there, or needed to make that again, become co
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -19,6 +20,11 @@ from recoup.online.keeper import Keeper
 from recoup.online.learned import TIMED_RUNS, Learned
 from recoup.online.learner import Learner
 from recoup.online.operators import Traits
+
+
+def _nothing() -> None:
+    """In place of a reference to what stays for good."""
+
 
 Place = tuple[int, torch.UntypedStorage | None, int]
 """A storage's key, the storage if it is still there, and its bytes."""
@@ -65,6 +71,8 @@ class Journal:
             learner.saw(*watch.take_seen())
         if watch.journals:
             keeper.look()
+        if watch.overwrote:
+            self.read()
 
     def leave(self) -> None:
         """What those that come next should know."""
@@ -101,7 +109,7 @@ class Journal:
     # what the keeper asks
 
     def needs(self, content: Content) -> bool:
-        """Whether a record that was not read needs it; if so, its death is dealt with when that is."""
+        """Whether a record that was not read needs it; if so, what follows from its death does when that is."""
         if not self._reading and not self._watch.is_pending(content.key):
             return False
         self._died[content.key] = content
@@ -116,15 +124,19 @@ class Journal:
         """Make contents and calls of what was written down."""
         if self._reading or not (len(self._watch) or self._died):
             return
+        keeper = self._keeper
+        collects = gc.isenabled()
+        gc.disable()  # what dies meanwhile would be there only by name
         self._reading = True
-        late: list[Content] = []
+        dead, self._died = self._died, {}
+        gone = list(dead.values())
         passing: Iterable[tuple[int, bool]] = ()
         try:
             records, passing, touched = self._watch.take()
             made: dict[int, Content] = {}
             for record, number, views, outputs, writes in records:
                 known, name = self._kinds[number]
-                reads = [self._content(made, *place) for place in views]
+                reads = [self._content(made, dead, *place) for place in views]
                 contents = [content for content in reads if content is not None]
                 call = None
                 if len(contents) == len(reads) and not any(content.exposed for content in contents):
@@ -132,31 +144,37 @@ class Journal:
                 old = None if writes < 0 else reads[writes]
                 if old is not None and old.fixed:
                     call = None
-                begun = [self._begin(place, call, old) for place in outputs]
+                results = [None if place is None else self._begin(place, call, old) for place in outputs]
+                begun = [content for content in results if content is not None]
                 if call is not None:
-                    call.outputs = [weakref.ref(content) for content in begun]
+                    call.outputs = [_nothing if content is None else weakref.ref(content) for content in results]
                     if old is not None:
                         call.writes, call.written = [call.reads.index(old)], old.size
                 made.update((content.key, content) for content in begun)
-            late += [content for content in made.values() if not content.held]
+            gone += [content for content in made.values() if not content.held]
             for storage, clock in touched:
-                content = None if storage is None else self._keeper.register.find_in(storage)
+                content = None if storage is None else keeper.register.find_in(storage)
                 if content is not None:
-                    self._keeper.touch(content, clock)
+                    keeper.touch(content, clock)
         finally:
             self._reading = False
-            late += self._died.values()
-            self._died = {}
-            self._keeper.storages_died(late)
+            keeper.lament(gone)
             for number, soon in passing:
                 self._kinds[number][0].passing = soon
-            self._keeper.look()
+            keeper.look()
+            if collects:
+                gc.enable()
 
     def _content(
-        self, made: dict[int, Content], key: int, storage: torch.UntypedStorage | None, _: int
+        self,
+        made: dict[int, Content],
+        dead: dict[int, Content],
+        key: int,
+        storage: torch.UntypedStorage | None,
+        _: int,
     ) -> Content | None:
         """What a record read, if that can be said: what came from outside, and is gone, nobody knew."""
-        content = made.get(key) or self._died.get(key)
+        content = made.get(key) or dead.get(key)
         if content is None and storage is not None:
             content = self._keeper.register.find_in(storage)
             if content is None:

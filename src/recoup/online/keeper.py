@@ -36,7 +36,7 @@ class Unread(Protocol):
         """Tell the keeper of what they made."""
 
     def needs(self, content: Content) -> bool:
-        """Whether one of them read it; then it is taken care of, and the keeper will be told later that it died."""
+        """Whether one of them read it, whose bytes are gone; if so, the keeper is to lament when that is known."""
 
     def fixed(self, content: Content) -> None:
         """It can never be made again."""
@@ -208,23 +208,23 @@ class Keeper:
 
     def storage_died(self, content: Content) -> None:
         """The program let go of a storage: its bytes are free."""
-        if self._open and not (self.unread is not None and self.unread.needs(content)):
-            self.storages_died([content])
+        if not self._open:
+            return
+        if self.on_release is not None:
+            self.on_release(content)
+        content.storage = None
+        self._pool.let_go(content)
+        if not content.resident:
+            self.away -= content.size
+            self._pool.needs.let_go(content)
+            return
+        self.memory -= content.size
+        content.resident = False
+        if self.unread is None or not self.unread.needs(content):
+            self.lament([content])
 
-    def storages_died(self, contents: Sequence[Content]) -> None:
-        """All of them are gone before anything follows from that for one."""
-        gone = [content for content in contents if content.resident]
-        for content in contents:
-            if self.on_release is not None:
-                self.on_release(content)
-            content.storage = None
-            self._pool.let_go(content)
-            if content.resident:
-                self.memory -= content.size
-                content.resident = False
-            else:
-                self.away -= content.size
-                self._pool.needs.let_go(content)
+    def lament(self, gone: Sequence[Content]) -> None:
+        """What follows from the loss of their bytes for what was made from them."""
         for content in gone:
             if not self._pool.has_dependents(content):
                 self._pool.withdraw(content)

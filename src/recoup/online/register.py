@@ -65,7 +65,9 @@ class Register:
 
     def begin_without(self, key: int, size: int, call: Call | None) -> Content:
         """A content in a storage that is no more."""
-        return Content(self.size_of(size), key, None, call, self._owner)
+        content = Content(self.size_of(size), key, None, call, self._owner)
+        content.resident = False
+        return content
 
     def size_of(self, size: int) -> int:
         """Bytes that a storage of this size counts for."""

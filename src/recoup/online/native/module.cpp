@@ -57,6 +57,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("__len__", &Watch::length)
       .def("is_crowded", &Watch::is_crowded)
       .def_readwrite("at", &Watch::at)
+      .def_readonly("overwrote", &Watch::overwrote)
       .def_readwrite("over", &Watch::over)
       .def_readwrite("journals", &Watch::journals)
       .def_readwrite("watches", &Watch::watches)

@@ -74,7 +74,9 @@ struct Record {
   OperatorHandle op;
   int64_t number;
   bool grad;
+  bool backward;  // of a gradient that nobody will differentiate
   bool passing = false;
+  bool invalid = false;  // what it read has changed since
   std::vector<IValue> args;
   std::vector<bool> gaps;
   std::vector<View> views;

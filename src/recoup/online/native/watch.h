@@ -10,6 +10,7 @@
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/Storage.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <atomic>
 #include <mutex>
@@ -27,6 +28,8 @@ using Lock = std::unique_lock<std::mutex>;
 
 constexpr size_t STATISTICS = 3;  // where a batch norm has its running mean; its running variance comes next
 constexpr size_t CROWDED = 2048;  // records, or storages, before those that nobody can need are dropped
+constexpr int64_t SMALL = 100;  // less than the budget by that: a gradient that stays is not worth a backward to evict
+constexpr int64_t TINY = 100'000;  // less than the budget by that: not worth knowing
 constexpr size_t SOON = 8;  // records that are written in the life of a result that is only passing
 constexpr int64_t LOOK_EVERY = 16;  // operators of a known step between two looks at the allocator's count
 
@@ -60,10 +63,11 @@ struct Traits {
 // What is known of a storage.
 struct Entry {
   Weak storage;
-  bool made = false;  // in the block, so that it may be evicted
-  bool read = false;  // by a call that may be repeated, since it was last written to
-  bool pending = false;  // by one whose record Python has not read
+  bool made = false;  // by a call that can be repeated, so that it may be evicted
+  bool told = false;  // to Python
+  bool pending = false;  // a record that Python has not read needs it
   double last = -1;  // when it was last used, if Python does not know
+  std::vector<StorageImpl*> readers;  // what was made from it, since it was last written to
 };
 
 // The arguments of a call, read in one pass.
@@ -139,13 +143,13 @@ class Watch {
   // What Python knows of a storage: it can never be made again.
   void settle(int64_t key) {
     Lock lock(mutex_);
-    if (Entry* entry = known(key)) entry->made = false;
+    if (Entry* entry = known(reinterpret_cast<StorageImpl*>(key))) entry->made = false;
   }
 
   // Whether a record that Python has not read needs what a storage held.
   bool is_pending(int64_t key) {
     Lock lock(mutex_);
-    Entry* entry = known(key);
+    Entry* entry = known(reinterpret_cast<StorageImpl*>(key));
     return entry != nullptr && entry->pending;
   }
 
@@ -181,8 +185,10 @@ class Watch {
       Lock lock(mutex_);
       journal = compact(passing);
       journal_.clear();
+      overwrote = false;
       for (auto& [key, entry] : entries_) {
         entry.pending = false;
+        entry.told = true;
         if (entry.made && entry.last >= 0) used.emplace_back(entry.storage, entry.last);
         entry.last = -1;
       }
@@ -191,7 +197,9 @@ class Watch {
     for (Record& record : journal) {
       py::list views, outputs;
       for (const View& view : record.views) views.append(described(view.place));
-      for (const Place& place : record.outputs) outputs.append(described(place));
+      for (const Place& place : record.outputs) {
+        outputs.append(record.writes < 0 && stays(record, place) ? py::object(py::none()) : described(place));
+      }
       int64_t number = record.number, writes = record.writes;
       records.append(py::make_tuple(py::cast(std::move(record)), number, views, outputs, writes));
     }
@@ -227,6 +235,7 @@ class Watch {
   static inline std::atomic<Watch*> active{nullptr};
 
   int64_t at = -1;  // which operator of the known step ran last
+  bool overwrote = false;  // a record that Python has not read ended a content that it may know
   bool over = false;  // more is allocated than there was in the known step
   bool journals = false;
   bool watches = false;  // which operators pass
@@ -298,7 +307,7 @@ class Watch {
 
   // After Python ran an operator: what is made in the block, and what must not be written to behind Python's back.
   void mark(const Traits& traits, Arguments args, const Stack& stack, bool made) {
-    std::unordered_set<StorageImpl*> inputs, written;
+    std::unordered_set<StorageImpl*> inputs;
     std::vector<at::Tensor> reads, writes, results;
     bool updates = traits.updates(args);
     for (size_t i = 0; i < args.size(); ++i) {
@@ -306,18 +315,14 @@ class Watch {
                            : std::find(traits.writes.begin(), traits.writes.end(), i) != traits.writes.end();
       collect(args[i], wrote ? writes : reads);
     }
-    bool remembered = false;
+    std::vector<StorageImpl*> made_now;
     for (const at::Tensor& tensor : writes) {
       if (!is_ours(tensor)) continue;
-      Place place(tensor);
-      inputs.insert(place.key);
       Entry& entry = entry_of(tensor);
-      if (entry.made) {
-        remembered = true;
-        entry.read = true;
-      } else {
-        entry.read = false;
-      }
+      entry.readers.clear();  // Python has seen to them
+      entry.told = true;
+      inputs.insert(Place(tensor).key);
+      if (entry.made) made_now.push_back(Place(tensor).key);
     }
     for (const at::Tensor& tensor : reads) {
       if (is_ours(tensor)) inputs.insert(Place(tensor).key);
@@ -325,12 +330,15 @@ class Watch {
     for (const IValue& value : stack) collect(value, results);
     for (const at::Tensor& tensor : results) {
       if (!is_ours(tensor) || inputs.count(Place(tensor).key)) continue;
-      entry_of(tensor).made = made;
-      remembered = remembered || made;
+      Entry& entry = entry_of(tensor);
+      entry.made = made;
+      entry.told = true;
+      if (made) made_now.push_back(Place(tensor).key);
     }
-    if (!remembered) return;
     for (const at::Tensor& tensor : reads) {
-      if (is_ours(tensor)) entry_of(tensor).read = true;
+      if (!is_ours(tensor)) continue;
+      Entry& entry = entry_of(tensor);
+      entry.readers.insert(entry.readers.end(), made_now.begin(), made_now.end());
     }
   }
 
@@ -378,7 +386,8 @@ class Watch {
 
   void write_down(const OperatorHandle& op, const Kind& kind, const Traits& traits, std::vector<IValue> args,
                   const Stack& stack, bool over) {
-    Record record{op, kind.number, c10::GradMode::is_enabled()};
+    bool grad = c10::GradMode::is_enabled();
+    Record record{op, kind.number, grad, !grad && torch::autograd::get_current_graph_task_id() != -1};
     bool updates = traits.updates(args);
     std::vector<at::Tensor> results;
     for (const IValue& value : stack) collect(value, results);
@@ -406,14 +415,17 @@ class Watch {
     record.args = std::move(args);
     for (const View& view : record.views) {
       Entry& entry = entries_.try_emplace(view.place.key, Entry{view.place.storage}).first->second;
-      entry.read = entry.pending = true;
+      entry.pending = true;
+      for (const Place& place : record.outputs) {
+        if (place.key != view.place.key) entry.readers.push_back(place.key);
+      }
     }
     for (const Place& place : record.outputs) {
-      Entry entry{place.storage};
+      Entry& entry = entries_.try_emplace(place.key, Entry{place.storage}).first->second;
       entry.made = true;
       entry.last = clock + seconds_;
-      entries_.insert_or_assign(place.key, std::move(entry));
     }
+    overwrote = overwrote || over;
     if (journal_.size() >= SOON) {
       Record& earlier = journal_[journal_.size() - SOON];
       earlier.passing = earlier.is_dead();
@@ -432,25 +444,70 @@ class Watch {
     std::vector<Record> kept;
     size_t left = journal_.size();
     for (auto record = journal_.rbegin(); record != journal_.rend(); ++record, --left) {
-      bool dead = record->is_dead();
-      if (dead) passing.emplace_back(record->number, record->passing || journal_.size() - left < SOON);
-      bool wanted = !dead || std::any_of(record->outputs.begin(), record->outputs.end(),
-                                         [&](const Place& one) { return needed.count(one.key) > 0; });
-      if (!wanted) continue;
+      if (record->is_dead()) passing.emplace_back(record->number, record->passing || journal_.size() - left < SOON);
+      bool wanted = false;
+      for (const Place& place : record->outputs) {
+        if (place.storage.expired()) {
+          wanted = wanted || needed.count(place.key);
+        } else if (record->invalid || (record->writes < 0 && stays(*record, place))) {
+          if (Entry* entry = known(place.key)) entry->made = false;
+        } else {
+          wanted = true;
+        }
+      }
+      if (record->invalid || !wanted) continue;
       for (const View& view : record->views) needed.insert(view.place.key);
       kept.push_back(std::move(*record));
     }
     std::reverse(kept.begin(), kept.end());
-    tidy();
+    if (entries_.size() >= many_) tidy();
     return kept;
   }
 
-  // Forget storages that are no more.
+  // Forget storages that are no more, and that nothing was made from that may be made again.
   void tidy() {
-    for (auto entry = entries_.begin(); entry != entries_.end();) {
-      entry = entry->second.storage.expired() ? entries_.erase(entry) : std::next(entry);
+    std::unordered_map<StorageImpl*, bool> seen;
+    std::vector<StorageImpl*> over;
+    for (auto& [key, entry] : entries_) {
+      auto& readers = entry.readers;
+      std::sort(readers.begin(), readers.end());
+      readers.erase(std::unique(readers.begin(), readers.end()), readers.end());
+      readers.erase(std::remove_if(readers.begin(), readers.end(), [&](auto* one) { return !matters(one, seen); }),
+                    readers.end());
+      if (entry.storage.expired() && readers.empty()) over.push_back(key);
     }
+    for (StorageImpl* key : over) entries_.erase(key);
     many_ = std::max(CROWDED, 2 * entries_.size());
+  }
+
+  // Whether a result, or anything that was made from it, is there and may be evicted and made again.
+  bool matters(StorageImpl* key, std::unordered_map<StorageImpl*, bool>& seen) const {
+    std::vector<StorageImpl*> stack{key};
+    while (!stack.empty()) {  // a result is settled when all that was made from it is
+      StorageImpl* top = stack.back();
+      auto found = entries_.find(top);
+      bool is_there = found != entries_.end() && !found->second.storage.expired();
+      if (found == entries_.end() || is_there) {
+        seen[top] = is_there && found->second.made;
+        stack.pop_back();
+        continue;
+      }
+      bool before = !seen.emplace(top, false).second;
+      bool any = false, all = true;
+      for (StorageImpl* reader : found->second.readers) {
+        auto known = seen.find(reader);
+        if (known != seen.end()) {
+          any = any || known->second;
+        } else if (!before) {
+          stack.push_back(reader);
+          all = false;
+        }
+      }
+      if (!all) continue;
+      seen[top] = any;
+      stack.pop_back();
+    }
+    return seen[key];
   }
 
   // One argument for the key, and what is there.
@@ -521,10 +578,51 @@ class Watch {
     return list;
   }
 
-  // Whether what a call writes to was there before, and nothing that may be made again was made from it.
-  bool may_write(const Traits& traits, Arguments args) const {
-    if (traits.updates(args)) return is_unread(args[STATISTICS]) && is_unread(args[STATISTICS + 1]);
-    return std::all_of(traits.writes.begin(), traits.writes.end(), [&](size_t i) { return is_unread(args[i]); });
+  // Whether what a call writes to was there before, and nothing that may be made again was made from it, or only what
+  // Python does not know: then that is not made again any more.
+  bool may_write(const Traits& traits, Arguments args) {
+    std::vector<at::Tensor> written;
+    if (traits.updates(args)) {
+      collect(args[STATISTICS], written);
+      collect(args[STATISTICS + 1], written);
+    }
+    for (size_t i : traits.writes) collect(args[i], written);
+    std::vector<StorageImpl*> changed;
+    std::unordered_set<StorageImpl*> from;
+    for (const at::Tensor& tensor : written) {
+      if (tensor.device() != device_) continue;
+      auto found = entries_.find(tensor.storage().unsafeGetStorageImpl());
+      if (found == entries_.end()) continue;
+      if (found->second.made || !follow(found->second, from)) return false;
+      changed.push_back(found->first);
+    }
+    for (StorageImpl* key : changed) entries_.find(key)->second.readers.clear();
+    for (StorageImpl* key : from) known(key)->made = false;
+    if (from.empty()) return true;
+    for (Record& record : journal_) {
+      record.invalid = record.invalid || std::any_of(record.outputs.begin(), record.outputs.end(),
+                                                     [&](const Place& one) { return from.count(one.key) > 0; });
+    }
+    return true;
+  }
+
+  // All that was made from a storage and is known here; false if Python knows something of it that may be made again.
+  bool follow(const Entry& first, std::unordered_set<StorageImpl*>& from) {
+    std::vector<const Entry*> stack{&first};
+    while (!stack.empty()) {
+      const Entry* top = stack.back();
+      stack.pop_back();
+      for (StorageImpl* key : top->readers) {
+        Entry* reader = known(key);
+        if (reader == nullptr || from.count(key)) continue;
+        bool is_there = !reader->storage.expired();
+        if (is_there && !reader->made) continue;
+        if (is_there && reader->told) return false;
+        from.insert(key);
+        if (!is_there) stack.push_back(reader);
+      }
+    }
+    return true;
   }
 
   // Whether all that a call writes to is one tensor that can be made again, up to here and with the call.
@@ -534,16 +632,6 @@ class Watch {
     if (!tensor.defined() || !is_ours(tensor) || (tensor.requires_grad() && tensor.is_leaf())) return false;
     auto found = entries_.find(tensor.storage().unsafeGetStorageImpl());
     return found != entries_.end() && found->second.made;
-  }
-
-  bool is_unread(const IValue& value) const {
-    if (value.isList()) {
-      auto values = value.toListRef();
-      return std::all_of(values.begin(), values.end(), [&](const IValue& one) { return is_unread(one); });
-    }
-    if (!value.isTensor() || !value.toTensor().defined() || value.toTensor().device() != device_) return true;
-    auto found = entries_.find(value.toTensor().storage().unsafeGetStorageImpl());
-    return found == entries_.end() || !(found->second.made || found->second.read);
   }
 
   bool is_input(StorageImpl* key, Arguments args) const {
@@ -573,8 +661,8 @@ class Watch {
     return entries_.try_emplace(place.key, Entry{place.storage}).first->second;
   }
 
-  Entry* known(int64_t key) {
-    auto found = entries_.find(reinterpret_cast<StorageImpl*>(key));
+  Entry* known(StorageImpl* key) {
+    auto found = entries_.find(key);
     return found == entries_.end() ? nullptr : &found->second;
   }
 
@@ -586,6 +674,12 @@ class Watch {
 
   static py::tuple described(const Place& place) {
     return py::make_tuple(reinterpret_cast<int64_t>(place.key), wrapped(place.storage), place.bytes);
+  }
+
+  // Whether a result that is there had better stay for good, so that nobody needs to know how it was made.
+  bool stays(const Record& record, const Place& place) const {
+    int64_t bytes = static_cast<int64_t>(place.bytes);
+    return !place.storage.expired() && (bytes < budget_ / TINY || (record.backward && bytes < budget_ / SMALL));
   }
 
   // The mode is there while Python is asked, and no longer.

@@ -41,3 +41,18 @@ def one_thread() -> Iterator[None]:
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for measurements and plans that the tests of one file share."""
     return tmp_path_factory.mktemp("recoup-cache")
+
+
+@pytest.fixture(params=["python", "cpp"])
+def seen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Who sees a program's operators under DTR: Python all of them, as on a CPU, or C++ first, as on a GPU. The latter
+    needs an allocator that counts, so the CPU's is made to."""
+    if request.param == "python":
+        yield
+        return
+    if request.node.get_closest_marker("by_tensors"):
+        pytest.skip("counts tensors, not what the allocator does")
+    from tests.counting import counted
+
+    with counted(monkeypatch):
+        yield

@@ -18,7 +18,7 @@ from recoup.torch.models.dynamic import Recursive, Routed, Tree, TreeLSTM, Unrol
 from recoup.torch.session import RecoupWarning
 from tests.torch_helpers import assert_same, state
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "seen")
 
 CPU = torch.device("cpu")
 ROOM = "64GiB"
@@ -228,6 +228,7 @@ def test_any_program_of_views_and_writes(steps, share):
         assert run.report.peak_bytes <= budget
 
 
+@pytest.mark.by_tensors
 def test_the_peak_is_what_the_allocator_counts():
     torch.manual_seed(0)
     model = nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.Tanh())))
@@ -247,6 +248,7 @@ def test_the_peak_is_what_the_allocator_counts():
     assert 0.9 * run.report.peak_bytes <= measured <= run.report.peak_bytes <= budget
 
 
+@pytest.mark.by_tensors
 def test_a_long_chain_comes_back_without_recursion():
     x = torch.zeros(64)
     before = resident_bytes(CPU)

@@ -16,7 +16,7 @@ from recoup.torch.memory import resident_bytes
 from recoup.torch.session import RecoupWarning
 from tests.torch_helpers import assert_same, state
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "seen")
 
 CPU = torch.device("cpu")
 
@@ -54,6 +54,7 @@ def test_kernels_that_keep_more_when_gradients_are_on():
             assert torch.equal(ours.clone(), trained)
 
 
+@pytest.mark.by_tensors
 def test_what_the_program_dropped_is_let_go_of():
     """A running average of results, while the parameters that they were made from change."""
     torch.manual_seed(0)
@@ -195,6 +196,7 @@ def test_two_views_of_one_storage_written_at_once():
         assert c.tolist() == [1.0] * 1024
 
 
+@pytest.mark.by_tensors
 def test_sizes_that_grow_are_counted(x):
     before = resident_bytes(CPU)
     with dtr() as run:
@@ -246,6 +248,7 @@ def test_which_outputs_an_operator_makes_is_known():
     assert run.report.peak_bytes <= budget
 
 
+@pytest.mark.by_tensors
 def test_tensors_from_lists_count():
     with pytest.raises(recoup.BudgetError, match="in use"), dtr(resident_bytes(CPU) + 160_000):
         [torch.tensor([1.0] * 10_000) for _ in range(20)]

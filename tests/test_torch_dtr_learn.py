@@ -17,7 +17,7 @@ from recoup.torch.memory import live_tensors
 from recoup.torch.models import MODELS, example
 from tests.torch_helpers import assert_same, state
 
-pytestmark = pytest.mark.usefixtures("one_thread", "quick_planner")
+pytestmark = pytest.mark.usefixtures("one_thread", "seen", "quick_planner")
 
 PATIENCE = 60.0  # seconds until a plan must be there
 
@@ -183,6 +183,7 @@ class Allocator(TorchDispatchMode):
         )
 
 
+@pytest.mark.by_tensors
 class TestFamiliarSteps:
     """Operators that pass at a glance: for devices whose allocator counts."""
 

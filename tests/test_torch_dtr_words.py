@@ -11,7 +11,7 @@ from recoup.torch.memory import resident_bytes
 from recoup.torch.session import RecoupWarning
 from tests.torch_helpers import assert_same
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "seen")
 
 CPU = torch.device("cpu")
 ROOM = "64GiB"

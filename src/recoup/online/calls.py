@@ -56,11 +56,11 @@ class Call:
     """Bytes of these."""
     outputs: Sequence[Callable[[], Content | None]] = ()
     """References to what it made: new storages in order of appearance, then what it wrote to."""
+    parents: list[Content] = field(init=False)
+    """What it reads, each once, in order."""
 
-    @property
-    def parents(self) -> list[Content]:
-        """What it reads, each once, in order."""
-        return list(dict.fromkeys(self.reads))
+    def __post_init__(self) -> None:
+        self.parents = list(dict.fromkeys(self.reads))
 
 
 @dataclass(slots=True)

@@ -25,8 +25,6 @@ from recoup.torch.progress import Reporter
 from recoup.torch.session import RecoupWarning
 from recoup.torch.store import default_folder
 
-_NAME = "_recoup_watch"
-_SOURCES = Path(__file__).parent
 _FLAGS = ("-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden")
 _LIBRARIES = ("-ltorch", "-ltorch_cpu", "-lc10", "-ltorch_python")
 _SECONDS = 600
@@ -43,56 +41,49 @@ def load() -> Any:
     if sys.platform != "linux":
         return None
     try:
-        built = _place()
-        if not built.exists():
-            with Reporter(None) as reporter:
-                reporter.say("compiling the part that sees every operator, once ...")
-                build(_SOURCES / "module.cpp", built)
-        loaded = import_from(built)
-        return loaded
+        loaded = load_from(Path(__file__).parent / "module.cpp")
     except (OSError, ImportError, subprocess.SubprocessError) as problem:
-        detail = getattr(problem, "stderr", "") or str(problem)
+        detail = (getattr(problem, "stderr", "") or str(problem)).strip() or type(problem).__name__
         warnings.warn(
             f"recoup.dtr runs in Python alone, which costs time on small operators, because its C++ part could not be "
-            f"built: {detail.strip().splitlines()[0] if detail.strip() else type(problem).__name__}. It needs a C++ "
-            f"compiler (g++ or clang++, or the one that CXX names) and Python's headers",
+            f"built: {detail.splitlines()[0]}. It needs a C++ compiler (g++ or clang++, or the one that CXX names) and "
+            f"Python's headers",
             RecoupWarning,
-            stacklevel=4,
+            stacklevel=5,  # where the block begins
         )
-        return None
+    return loaded
 
 
-def _place() -> Path:
-    """Where it is kept: by all that it was made from."""
-    sources = b"".join(path.read_bytes() for path in sorted(_SOURCES.glob("*.[ch]*")))
+def load_from(source: Path) -> Any:
+    """An extension of PyTorch from its source and the headers beside it; compiled if it never was, for this PyTorch."""
+    made_of = [source.read_bytes()] + [header.read_bytes() for header in sorted(source.parent.glob("*.h"))]
     versions = f"{torch.__version__} {torch.version.git_version} {sys.version} {_FLAGS}".encode()
-    made_from = hashlib.sha256(sources + versions).hexdigest()[:16]
-    return default_folder() / "native" / made_from / f"{_NAME}{sysconfig.get_config_var('EXT_SUFFIX')}"
+    folder = hashlib.sha256(b"".join([*made_of, versions])).hexdigest()[:16]
+    name = f"recoup_{source.stem}"
+    built = default_folder() / "native" / folder / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
+    if not built.exists():
+        with Reporter(None) as reporter:
+            reporter.say("compiling the part that sees every operator, once ...")
+            _build(source, built, name)
+    spec = importlib.util.spec_from_file_location(name, built)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{built} is no module")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def build(source: Path, target: Path) -> None:
-    """Compile an extension of PyTorch."""
+def _build(source: Path, target: Path, name: str) -> None:
     from torch.utils.cpp_extension import include_paths, library_paths
 
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise FileNotFoundError("there is no C++ compiler")
-    name = f"-DTORCH_EXTENSION_NAME={target.name.partition('.')[0]}"
     includes = [f"-I{path}" for path in (*include_paths(), sysconfig.get_paths()["include"])]
-    libraries = [f"-L{path}" for path in library_paths()]
+    libraries = [*(f"-L{path}" for path in library_paths()), *_LIBRARIES]
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:  # two processes may build at once
         output = Path(folder) / target.name
-        command = [compiler, *_FLAGS, name, *includes, str(source), *libraries, *_LIBRARIES, "-o", str(output)]
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=_SECONDS)
+        command = [compiler, *_FLAGS, f"-DTORCH_EXTENSION_NAME={name}", *includes, str(source), *libraries]
+        subprocess.run([*command, "-o", str(output)], check=True, capture_output=True, text=True, timeout=_SECONDS)
         output.replace(target)
-
-
-def import_from(path: Path) -> Any:
-    """The module in a file."""
-    spec = importlib.util.spec_from_file_location(path.name.partition(".")[0], path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no module")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

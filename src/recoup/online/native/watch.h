@@ -183,15 +183,22 @@ class Watch {
     std::vector<std::pair<Weak, double>> used;
     {
       Lock lock(mutex_);
+      for (const Record& record : journal_) {
+        for (const Place& place : record.outputs) {
+          if (Entry* entry = known(place.key)) entry->told = true;
+        }
+      }
       journal = compact(passing);
       journal_.clear();
       overwrote = false;
-      for (auto& [key, entry] : entries_) {
-        entry.pending = false;
-        entry.told = true;
-        if (entry.made && entry.last >= 0) used.emplace_back(entry.storage, entry.last);
-        entry.last = -1;
+      for (StorageImpl* key : noted_) {
+        Entry* entry = known(key);
+        if (entry == nullptr) continue;
+        if (entry->made && entry->last >= 0) used.emplace_back(entry->storage, entry->last);
+        entry->pending = false;
+        entry->last = -1;
       }
+      noted_.clear();
     }
     py::list records, touched;
     for (Record& record : journal) {
@@ -379,7 +386,7 @@ class Watch {
     }
     if (over || traits.writes.empty()) write_down(op, kind, traits, std::move(args), *stack, over);
     double now = clock + seconds_;
-    for (const at::Tensor& tensor : scan.tensors) entry_of(tensor).last = now;
+    for (const at::Tensor& tensor : scan.tensors) use(entry_of(tensor), now, tensor.storage().unsafeGetStorageImpl());
     seconds_ += kind.seconds;
     return true;
   }
@@ -423,7 +430,7 @@ class Watch {
     for (const Place& place : record.outputs) {
       Entry& entry = entries_.try_emplace(place.key, Entry{place.storage}).first->second;
       entry.made = true;
-      entry.last = clock + seconds_;
+      use(entry, clock + seconds_, place.key);
     }
     overwrote = overwrote || over;
     if (journal_.size() >= SOON) {
@@ -656,6 +663,11 @@ class Watch {
 
   static bool is_there(const at::Tensor& tensor) { return tensor.numel() == 0 || tensor.storage().nbytes() > 0; }
 
+  void use(Entry& entry, double now, StorageImpl* key) {
+    if (entry.last < 0) noted_.push_back(key);
+    entry.last = now;
+  }
+
   Entry& entry_of(const at::Tensor& tensor) {
     Place place(tensor);
     return entries_.try_emplace(place.key, Entry{place.storage}).first->second;
@@ -711,6 +723,7 @@ class Watch {
   std::unordered_map<Key, Kind, KeyHash> kinds_;
   std::unordered_map<StorageImpl*, Entry> entries_;
   std::vector<Record> journal_;
+  std::vector<StorageImpl*> noted_;  // storages that were used since Python last read
   size_t crowded_ = CROWDED, many_ = CROWDED;
   std::vector<int64_t> seen_, held_;
   double seconds_ = 0;

@@ -1,0 +1,35 @@
+"""DTR on the CPU as it runs on a GPU, where C++ sees every operator and the allocator counts."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recoup.online import native, runtime
+
+
+@cache
+def counter() -> Any:
+    """The CPU's allocator, with a count."""
+    return native.load_from(Path(__file__).parent / "counting.cpp")
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Blocks that begin here see in C++."""
+    assert native.load() is not None, "a C++ compiler is needed to test what is in C++"
+    begin = runtime.Runtime.__init__
+
+    def sees_in_cpp(self: runtime.Runtime, *args: Any) -> None:
+        begin(self, *args)
+        self._sees_in_cpp = True
+        self._keeper.can_look = True
+        self._keeper.allocated = counter().allocated
+
+    monkeypatch.setattr(runtime.Runtime, "__init__", sees_in_cpp)
+    counter().start()
+    yield
+    counter().stop()

@@ -76,6 +76,7 @@ class Keeper:
         """Count what is there; none of it will be evicted."""
         self._collector.begin()
         if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # what the allocator keeps for later would go past a limit on it
             torch.cuda.reset_peak_memory_stats(self.device)
         for storage in self.register.new_storages(live_tensors()):
             self.add(self.register.begin(storage, None))

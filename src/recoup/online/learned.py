@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Hashable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from recoup.online.adapter import below_autograd, describe, storage_of
 from recoup.online.calls import fresh_storages, replaced
 from recoup.online.report import Report
-from recoup.torch.memory import allocated_size
+from recoup.torch.memory import allocated_size, limited_to
 
 SCALARS = 64  # bytes that an operator may take on CPU to wrap numbers as tensors
 START = 5e-5  # seconds of the CPU's time to repeat an operator on CUDA
@@ -71,10 +72,14 @@ class Lessons:
             known.alike = self._alike.setdefault((canonical(func), key[1:]), known.number)
         return known
 
-    def run(self, known: Learned, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run it and time it; after :data:`TIMED_RUNS` that teaches nothing any more."""
+    def run(self, known: Learned, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], limited: bool) -> Any:
+        """Run it and time it; after :data:`TIMED_RUNS` that teaches nothing any more.
+
+        ``limited``: rather run out of memory than break the budget. Convolutions have algorithms that work in less.
+        """
         if self.device.type == "cuda":
-            return self._run_cuda(known, func, args, kwargs)
+            with limited_to(self._report.budget_bytes, self.device) if limited else nullcontext():
+                return self._run_cuda(known, func, args, kwargs)
         start = time.perf_counter()
         result = func(*args, **kwargs)
         took = time.perf_counter() - start

@@ -33,7 +33,7 @@ from recoup.online.exposed import exposing_methods
 from recoup.online.heuristics import make
 from recoup.online.journal import Journal
 from recoup.online.keeper import Keeper
-from recoup.online.learned import TIMED_RUNS, Lessons
+from recoup.online.learned import TIMED_RUNS, Learned, Lessons
 from recoup.online.learner import Learner
 from recoup.online.metadata import Heuristic
 from recoup.online.operators import Traits, read_traits, written_tensors
@@ -44,6 +44,8 @@ from recoup.units import Budget, resolve_budget
 
 _open: set[torch.device] = set()
 _LOOK_EVERY = 64  # operators between two looks at the allocator's own count
+_ATTEMPTS = 4  # at an operator that runs out of memory, each with twice the room
+_ATTEMPT = 200  # of the budget: half the room of the first one
 
 
 def dtr(
@@ -216,15 +218,14 @@ class Runtime(OperatorMode):
             keeper.look()
         state = RandomState(kwargs.get("generator") or default_generator(self._device)) if traits.random else None
         start = time.perf_counter()
+        once = bool(traits.writes) or traits.random
         try:
             teaches = known.runs < TIMED_RUNS
-            result = self._lessons.run(known, func, args, kwargs) if teaches else func(*args, **kwargs)
+            result = self._lessons.run(known, func, args, kwargs, not once) if teaches else func(*args, **kwargs)
         except torch.OutOfMemoryError:  # the allocator's memory is in pieces, or a workspace is larger than ever before
-            if traits.writes or traits.random:
+            if once:
                 raise
-            keeper.make_room_beside(contents, 2 * need, describe(func))
-            torch.cuda.empty_cache()
-            result = func(*args, **kwargs)
+            result = self._run_with_more(known, func, args, kwargs, contents)
         end = time.perf_counter()
         made = (result,) if isinstance(result, torch.Tensor) else flat_tensors((result,), [])
         fresh = keeper.register.new_storages(made)
@@ -253,6 +254,27 @@ class Runtime(OperatorMode):
         report.base_seconds += known.seconds
         report.bookkeeping_seconds += (start - begin) + (time.perf_counter() - end)
         return result
+
+    def _run_with_more(
+        self,
+        known: Learned,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        contents: Sequence[Content | None],
+    ) -> Any:
+        """An operator for which there was no memory: make more and more room, and at last let it have what it wants."""
+        more = max(known.size + known.workspace, self.report.budget_bytes // _ATTEMPT)
+        for _ in range(_ATTEMPTS):
+            more *= 2
+            try:
+                self._keeper.make_room_beside(contents, more, describe(func))
+                torch.cuda.empty_cache()
+                return self._lessons.run(known, func, args, kwargs, limited=True)
+            except (torch.OutOfMemoryError, BudgetError):
+                continue
+        torch.cuda.empty_cache()
+        return self._lessons.run(known, func, args, kwargs, limited=False)
 
     def _note(
         self, call: Call | None, fresh: Sequence[torch.UntypedStorage], written: dict[Content, torch.Tensor]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -60,6 +61,18 @@ def resident_bytes(device: torch.device) -> int:
         return int(counts["allocated_bytes"]["all"]["current"]) if counts else 0
     gc.collect()
     return live_bytes(live_tensors(), device)
+
+
+@contextmanager
+def limited_to(size: int, device: torch.device) -> Iterator[None]:
+    """PyTorch's allocator may have no more than ``size`` bytes of the CUDA device; it runs out of memory sooner."""
+    before = torch.cuda.get_per_process_memory_fraction(device)
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(before, size / total), device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(before, device)
 
 
 def live_bytes(tensors: Iterable[torch.Tensor], device: torch.device) -> int:

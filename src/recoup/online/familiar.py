@@ -8,7 +8,7 @@ which is why this is for devices that have one that counts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -52,14 +52,16 @@ def _shapes(args: Sequence[Any]) -> list[Any]:
     return found
 
 
-def remembered(schedule: Schedule, orders: Sequence[Sequence[Order]], ends: Mapping[int, int]) -> set[int]:
-    """The operators of a step that must be known while its plan is followed: those that make what it evicts, and what
-    they read as far as that is not there any more when they run again. ``ends`` is when the program lets go of a value.
-    """
+def remembered(
+    schedule: Schedule, orders: Sequence[Sequence[Order]], ends: Mapping[int, int], holds: Iterable[int]
+) -> set[int]:
+    """The operators of a step that must be known while its plan is followed: those that make what it evicts, or holds
+    for later, and what they read as far as that is not there any more when they run again. ``ends`` is when a value
+    goes that is not evicted."""
     graph = schedule.graph
     maker = {int(value): int(op.id) for op in graph.ops for value in op.outputs}
     evicted = {value for before in orders for order in before if order.evict for value in order.values}
-    stack = [(value, 0) for value in evicted]
+    stack = [(value, 0) for value in (*evicted, *holds)]
     stack += [(value, at) for at, before in enumerate(orders) for order in before for value in order.values]
     seen: set[tuple[int, int]] = set()
     while stack:

@@ -75,10 +75,12 @@ class Lessons:
     def run(self, known: Learned, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], limited: bool) -> Any:
         """Run it and time it; after :data:`TIMED_RUNS` that teaches nothing any more.
 
-        ``limited``: rather run out of memory than break the budget. Convolutions have algorithms that work in less.
+        ``limited``: rather run out of memory than break the budget. Not a convolution, though, which would take to an
+        algorithm that works in less, and is slow, for good.
         """
         if self.device.type == "cuda":
-            with limited_to(self._report.budget_bytes, self.device) if limited else nullcontext():
+            limits = limited and not _convolves(func)
+            with limited_to(self._report.budget_bytes, self.device) if limits else nullcontext():
                 return self._run_cuda(known, func, args, kwargs)
         start = time.perf_counter()
         result = func(*args, **kwargs)
@@ -114,7 +116,8 @@ class Lessons:
     ) -> Learned:
         """Bytes of what it will return, from PyTorch's own shape functions; the inputs' bytes where there is none.
 
-        A convolution that never ran may want as much to work in as it reads and writes, on CUDA.
+        A convolution that never ran may want as much to work in as it reads and writes, on CUDA, and twice that
+        backwards.
         """
         try:
             metas = [torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device="meta") for one in tensors]
@@ -133,7 +136,12 @@ class Lessons:
                 size += sum(8 * one.numel() * max(1, one.dim()) for one in tensors)
         if self.device.type != "cuda":
             return Learned(size, SCALARS)
-        return Learned(size, size + _bytes(tensors) if "conv" in func.overloadpacket.__name__ else 0, START)
+        often = 0 if not _convolves(func) else 2 if "backward" in func.overloadpacket.__name__ else 1
+        return Learned(size, often * (size + _bytes(tensors)), START)
+
+
+def _convolves(func: Any) -> bool:
+    return "conv" in func.overloadpacket.__name__
 
 
 def canonical(func: Any) -> Any:

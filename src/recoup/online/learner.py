@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Protocol
 
+import torch
+
 from recoup.errors import BudgetError, RecoupError
 from recoup.graph import Graph
 from recoup.online.adapter import can_exchange
@@ -21,7 +23,7 @@ from recoup.online.familiar import Glance, remembered
 from recoup.online.keeper import Keeper
 from recoup.online.learned import Learned
 from recoup.online.operators import Traits, written_tensors
-from recoup.online.orders import Order, memory_with_copies, orders, worthwhile
+from recoup.online.orders import Order, memory_with_copies, orders, outliving, worthwhile
 from recoup.online.repeats import Repeats
 from recoup.online.writing import Ran, Values, Writer
 from recoup.schedule import Schedule
@@ -65,6 +67,9 @@ class Learner:
         self._glances: list[Glance] = []
         self._offset = self._passed = 0
         self._remembered: set[int] = set()
+        self._holds: dict[int, int] = {}
+        """Values to hold for the plan after the program lets go of them, until before this operator."""
+        self._holding: dict[int, torch.UntypedStorage] = {}
         self._counts: list[int] = []
         self._schedule: Schedule | None = None
         self._repeats = Repeats()
@@ -191,6 +196,9 @@ class Learner:
         if self.familiar and self._at not in self._remembered:  # what it wrote to may have passed, and be unknown
             self._values.skip(self._counts[self._at + 1] - self._counts[self._at])
         else:
+            for value, content in enumerate(ran.makes, len(self._values)):
+                if self._following and value in self._holds:
+                    self._holding[value] = content.memory()
             self._values.add(ran.makes)
         if self._writer is not None:
             self._writer.after(ran)
@@ -217,6 +225,7 @@ class Learner:
         self._recorded: list[Glance] | None = None
         self._obeyed = _LOST
         self._values = self._values.next_run()
+        self._holding.clear()
         self._writer: Writer | None = None
         self._keeper.on_release = None
         if self.guard is not None:
@@ -338,7 +347,10 @@ class Learner:
                 ends = self._written.ends
                 self._orders = orders(self._schedule, len(self._step), ends)
                 self._orders = worthwhile(self._orders, self._schedule, ends, self._room, copies)
-                self._remembered = remembered(self._schedule, self._orders, ends)
+                lasting = outliving(self._schedule, ends)
+                self._holds = {one: at for one, at in lasting.items() if one not in self._written.replaced}
+                there = {**ends, **{one: at + 1 for one, at in self._holds.items()}}
+                self._remembered = remembered(self._schedule, self._orders, there, self._holds)
                 self._counts = [*self._written.counts, self._written.made]
                 self._glances = []
             except ValueError:  # in another order than the program's
@@ -353,6 +365,8 @@ class Learner:
         if self._obeyed == at:
             return
         self._obeyed = at
+        for value in [one for one in self._holding if self._holds[one] < at]:
+            del self._holding[value]
         try:
             for order in self._orders[at]:
                 self._obey(order)

@@ -70,6 +70,27 @@ def orders(schedule: Schedule, count: int, ends: Mapping[int, int]) -> list[list
     return before
 
 
+def outliving(schedule: Schedule, ends: Mapping[int, int]) -> dict[int, int]:
+    """The values that something is made from again after the program has let go of them, each with the operator before
+    which that happens for the last time: if nobody holds them, they must be made again, too."""
+    graph = schedule.graph
+    ran: set[int] = set()
+    again: set[int] = set()
+    position = 0
+    found: dict[int, int] = {}
+    for op in schedule.ops.tolist():
+        one = graph.ops[op]
+        if op not in ran:
+            ran.add(op)
+            position = int(one.id) + 1
+            continue
+        for value in set(map(int, one.inputs)) - again:
+            if ends.get(value, position + 1) <= position:
+                found[value] = position
+        again.update(map(int, one.outputs))
+    return found
+
+
 def worthwhile(
     before: list[list[Order]], schedule: Schedule, ends: Mapping[int, int], room: int, copies: bool
 ) -> list[list[Order]]:

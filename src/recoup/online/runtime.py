@@ -208,7 +208,7 @@ class Runtime(OperatorMode):
             if away:
                 keeper.bring_back(contents)
             if keeper.memory + need > report.budget_bytes:
-                keeper.make_room_beside(contents, need, describe(func))
+                self._make_room(known, contents, describe(func))
             if not any(content.fixed for content in written):
                 break  # else something that it was made from went meanwhile
         if traits.moves_storage:
@@ -254,6 +254,15 @@ class Runtime(OperatorMode):
         report.base_seconds += known.seconds
         report.bookkeeping_seconds += (start - begin) + (time.perf_counter() - end)
         return result
+
+    def _make_room(self, known: Learned, contents: Sequence[Content | None], name: str) -> None:
+        """For an operator; what it will work in is a guess before its first run, and may be too much."""
+        try:
+            self._keeper.make_room_beside(contents, known.size + known.workspace, name)
+        except BudgetError:
+            if known.runs > 0:
+                raise
+            self._keeper.make_room_beside(contents, known.size, name)
 
     def _run_with_more(
         self,

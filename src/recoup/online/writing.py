@@ -77,6 +77,8 @@ class Writer:
         """How many values there are before each operator."""
         self.ends: dict[int, int] = {}
         """Before which operator the program lets go of a value, or has written over it."""
+        self.replaced: set[int] = set()
+        """Values that were written over."""
         self._values = values
         self._notes = Notes(resident_bytes)
         self._repeatable: set[int] = set()
@@ -97,6 +99,7 @@ class Writer:
         note.over = (replaced[0][0], replaced[0][1]) if replaced else None
         for old, _ in replaced:
             self.ends[old] = len(self.counts)
+            self.replaced.add(old)
         if ran.once:  # it may have changed what others were made from: those must have been there, and stay
             fixed = {one for one in self._repeatable if (content := values.content(one)) is None or content.fixed}
             note.reads += [one for one in fixed if (content := values.content(one)) is not None and content.held]

@@ -12,7 +12,7 @@ from recoup.generators import chain, named
 from recoup.graph import Graph, Implementation
 from recoup.online.background import Planning
 from recoup.online.notes import Note, Notes
-from recoup.online.orders import memory_with_copies, orders, worthwhile
+from recoup.online.orders import memory_with_copies, orders, outliving, worthwhile
 from recoup.online.repeats import Repeats
 from recoup.schedule import Schedule
 from tests.strategies import graphs
@@ -116,6 +116,33 @@ def test_orders_run_the_schedule(graph, share):
     last = max(steps.index(op.id) for op in graph.ops)
     assert ran == steps[: last + 1]
     assert peak <= recoup.simulate(graph, schedule).peak_bytes <= max(memory_with_copies(schedule, copies=True))
+
+
+@settings(deadline=None, max_examples=40)
+@given(graphs(max_ops=8), st.floats(0.4, 0.9))
+def test_what_outlives_the_program_is_all_that_repeating_needs(graph, share):
+    """A program lets go of a value after its last reader; what the schedule repeats finds its inputs all the same."""
+    graph = renamed(graph)
+    plain = recoup.simulate(graph, Schedule.default(graph)).peak_bytes
+    schedule = recoup.solve(graph, int(share * plain)).schedule or Schedule.default(graph)
+    ends = {}
+    for position, op in enumerate(graph.ops):
+        ends.update((int(value), position + 1) for value in (*op.inputs, *op.outputs))
+    ends = {value: end for value, end in ends.items() if str(value) not in graph.outputs}
+    holds = outliving(schedule, ends)
+    before = orders(schedule, len(graph.ops), ends)
+    live = set()
+    for position, op in enumerate(graph.ops):
+        live -= {str(value) for value, end in ends.items() if max(end, holds.get(value, 0) + 1) == position}
+        for order in before[position]:
+            made = tuple(map(str, order.values))
+            if order.evict:
+                live.discard(made[0])
+            else:
+                again = next(other for other in graph.ops if other.outputs == made)
+                assert all(value in live for value in again.inputs if value in graph.producer)
+                live.update(made)
+        live.update(op.outputs)
 
 
 @settings(deadline=None, max_examples=40)

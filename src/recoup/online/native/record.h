@@ -29,6 +29,7 @@ struct Place {
   StorageImpl* key;
   Weak storage;
   size_t bytes;
+  bool stays = false;  // for good: it is not worth evicting
 
   explicit Place(const at::Tensor& tensor)
       : key(tensor.storage().unsafeGetStorageImpl()), storage(tensor.storage().getWeakStorageImpl()),

@@ -28,8 +28,9 @@ using Lock = std::unique_lock<std::mutex>;
 
 constexpr size_t STATISTICS = 3;  // where a batch norm has its running mean; its running variance comes next
 constexpr size_t CROWDED = 2048;  // records, or storages, before those that nobody can need are dropped
-constexpr int64_t SMALL = 100;  // less than the budget by that: a gradient that stays is not worth a backward to evict
-constexpr int64_t TINY = 100'000;  // less than the budget by that: not worth knowing
+constexpr int64_t SMALL = 100;  // a gradient of less than the budget by that is not worth a backward to evict
+constexpr int64_t TINY = 100'000;  // what is less than the budget by that is not worth knowing
+constexpr int64_t STAYING = 40;  // all of those together may be the budget by that
 constexpr size_t SOON = 8;  // records that are written in the life of a result that is only passing
 constexpr int64_t LOOK_EVERY = 16;  // operators of a known step between two looks at the allocator's count
 
@@ -205,7 +206,7 @@ class Watch {
       py::list views, outputs;
       for (const View& view : record.views) views.append(described(view.place));
       for (const Place& place : record.outputs) {
-        outputs.append(record.writes < 0 && stays(record, place) ? py::object(py::none()) : described(place));
+        outputs.append(place.stays && !place.storage.expired() ? py::object(py::none()) : described(place));
       }
       int64_t number = record.number, writes = record.writes;
       records.append(py::make_tuple(py::cast(std::move(record)), number, views, outputs, writes));
@@ -451,12 +452,13 @@ class Watch {
     std::vector<Record> kept;
     size_t left = journal_.size();
     for (auto record = journal_.rbegin(); record != journal_.rend(); ++record, --left) {
-      if (record->is_dead()) passing.emplace_back(record->number, record->passing || journal_.size() - left < SOON);
+      bool is_recent = journal_.size() - left < SOON;
+      if (record->is_dead()) passing.emplace_back(record->number, record->passing || is_recent);
       bool wanted = false;
-      for (const Place& place : record->outputs) {
+      for (Place& place : record->outputs) {
         if (place.storage.expired()) {
           wanted = wanted || needed.count(place.key);
-        } else if (record->invalid || (record->writes < 0 && stays(*record, place))) {
+        } else if (record->invalid || (place.stays = place.stays || had_better_stay(*record, place, is_recent))) {
           if (Entry* entry = known(place.key)) entry->made = false;
         } else {
           wanted = true;
@@ -688,10 +690,24 @@ class Watch {
     return py::make_tuple(reinterpret_cast<int64_t>(place.key), wrapped(place.storage), place.bytes);
   }
 
-  // Whether a result that is there had better stay for good, so that nobody needs to know how it was made.
-  bool stays(const Record& record, const Place& place) const {
+  // Whether a result that is there had better stay for good, so that nobody needs to know how it was made: a tiny thing
+  // that came with another one, or a gradient that waits for an optimizer. Not if that comes to much in all.
+  bool had_better_stay(const Record& record, const Place& place, bool is_recent) {
     int64_t bytes = static_cast<int64_t>(place.bytes);
-    return !place.storage.expired() && (bytes < budget_ / TINY || (record.backward && bytes < budget_ / SMALL));
+    Entry* entry = known(place.key);
+    bool beside = bytes < budget_ / TINY && place.key != record.outputs[0].key;
+    bool waits = record.backward && bytes < budget_ / SMALL && !is_recent && entry != nullptr && entry->readers.empty();
+    if (record.writes >= 0 || !(beside || waits)) return false;
+    if (staying_bytes_ + bytes > budget_ / STAYING) {
+      auto gone = [](const Place& one) { return one.storage.expired(); };
+      staying_.erase(std::remove_if(staying_.begin(), staying_.end(), gone), staying_.end());
+      staying_bytes_ = 0;
+      for (const Place& one : staying_) staying_bytes_ += static_cast<int64_t>(one.bytes);
+      if (staying_bytes_ + bytes > budget_ / STAYING) return false;
+    }
+    staying_.push_back(place);
+    staying_bytes_ += bytes;
+    return true;
   }
 
   // The mode is there while Python is asked, and no longer.
@@ -724,6 +740,8 @@ class Watch {
   std::unordered_map<StorageImpl*, Entry> entries_;
   std::vector<Record> journal_;
   std::vector<StorageImpl*> noted_;  // storages that were used since Python last read
+  std::vector<Place> staying_;
+  int64_t staying_bytes_ = 0;
   size_t crowded_ = CROWDED, many_ = CROWDED;
   std::vector<int64_t> seen_, held_;
   double seconds_ = 0;

@@ -39,7 +39,7 @@ class Journal:
         self._learner = learner
         self._kinds: dict[int, tuple[Learned, str]] = {}
         self._reading = False
-        self._died: dict[int, Content] = {}
+        self._died: list[Content] = []
         """Contents whose storages died while a record that nobody has read needs them."""
 
     def start(self) -> None:
@@ -112,7 +112,8 @@ class Journal:
         """Whether a record that was not read needs it; if so, what follows from its death does when that is."""
         if not self._reading and not self._watch.is_pending(content.key):
             return False
-        self._died[content.key] = content
+        content.keeps = content.fixed_storages()
+        self._died.append(content)
         return True
 
     def fixed(self, content: Content) -> None:
@@ -128,8 +129,8 @@ class Journal:
         collects = gc.isenabled()
         gc.disable()  # what dies meanwhile would be there only by name
         self._reading = True
-        dead, self._died = self._died, {}
-        gone = list(dead.values())
+        gone, self._died = self._died, []
+        dead = {content.key: content for content in gone}
         passing: Iterable[tuple[int, bool]] = ()
         try:
             records, passing, touched = self._watch.take()
@@ -174,7 +175,9 @@ class Journal:
         _: int,
     ) -> Content | None:
         """What a record read, if that can be said: what came from outside, and is gone, nobody knew."""
-        content = made.get(key) or dead.get(key)
+        content = made.get(key)
+        if content is None and storage is None:
+            return dead.get(key)
         if content is None and storage is not None:
             content = self._keeper.register.find_in(storage)
             if content is None:

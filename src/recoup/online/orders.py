@@ -114,7 +114,7 @@ def worthwhile(
     dropped = set()
     for value, at in sorted(evictions, key=lambda one: sizes[one[0]]):
         back = min((again for again in returns.get(value, ()) if again > at), default=len(before))
-        stays = memory[at : max(at + 1, min(back, ends.get(value, len(before))))]
+        stays = memory[at : max(at + 1, min(back + 1, ends.get(value, len(before))))]
         if stays.max() + sizes[value] <= room:
             stays += sizes[value]
             dropped.add((value, at))

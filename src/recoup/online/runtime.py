@@ -136,8 +136,8 @@ class Runtime(OperatorMode):
         count = None if self._device.type == "cuda" else self._keeper.allocated
         watch = cpp.Watch(self, self._device, self.report.budget_bytes, count)
         self._journal = Journal(watch, self._keeper, self._learner)
-        self._journal.start()
         around.callback(self._journal.stop)
+        self._journal.start()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

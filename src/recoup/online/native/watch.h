@@ -52,8 +52,9 @@ struct Kind {
 struct Traits {
   bool looks, repeatable;
   int training_flag;
-  bool has_device;
-  std::vector<size_t> writes;
+  bool has_device = false;
+  bool makes = false;  // something that is no argument
+  std::vector<size_t> writes = {};
 
   // Whether it is a batch norm that writes to its running statistics this time.
   bool updates(Arguments args) const {
@@ -67,6 +68,7 @@ struct Entry {
   bool made = false;  // by a call that can be repeated, so that it may be evicted
   bool told = false;  // to Python
   bool pending = false;  // a record that Python has not read needs it
+  bool rewritten = false;  // what was made from it may be from before that
   double last = -1;  // when it was last used, if Python does not know
   std::vector<StorageImpl*> readers;  // what was made from it, since it was last written to
 };
@@ -96,12 +98,14 @@ class Watch {
   }
 
   void stop() {
+    if (active != this) return;
     c10::impl::tls_set_dispatch_key_included(OURS, false);
     active = nullptr;
     mode_.reset();
   }
 
   static void seen(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+    if (keys.has(DispatchKey::Python)) return pass(op, keys, stack);  // what a mode or a subclass makes of it comes here
     c10::impl::ExcludeDispatchKeyGuard once(OURS);
     Watch* watch = active;
     if (watch == nullptr) {
@@ -115,7 +119,8 @@ class Watch {
 
   void describe(bool looks, bool repeatable, int training_flag) {
     if (asked == nullptr) return;
-    Traits traits{looks, repeatable, training_flag, false, {}};
+    Traits traits{looks, repeatable, training_flag};
+    for (const auto& result : asked->returns()) traits.makes = traits.makes || result.alias_info() == nullptr;
     const auto& arguments = asked->arguments();
     for (size_t i = 0; i < arguments.size(); ++i) {
       const auto* alias = arguments[i].alias_info();
@@ -262,7 +267,6 @@ class Watch {
     auto found = traits_.find(&schema);
     const Traits* traits = found == traits_.end() ? nullptr : &found->second;
     lock.unlock();
-    if (TorchDispatchModeTLS::any_modes_set()) return ask(op, stack, {});
     if (traits == nullptr) return is_alias(schema) ? pass(op, keys, stack) : ask(op, stack, {});
     if (traits->looks && args[0].isTensor() && is_plain(args[0].toTensor()) && is_there(args[0].toTensor())) {
       return pass(op, keys, stack);
@@ -299,54 +303,63 @@ class Watch {
 
   // Let Python do it.
   void ask(const OperatorHandle& op, Stack* stack, Key key) {
+    std::vector<std::vector<Place>> places;
     size_t count = op.schema().arguments().size();
-    std::vector<IValue> args(stack->end() - count, stack->end());
+    for (const IValue& value : Arguments(stack->data() + stack->size() - count, count)) places.push_back(ours(value));
+    bool updates = false;
     bool made = false;
     {
+      std::vector<IValue> args(stack->end() - count, stack->end());
       Asking asking(mode_, &op.schema(), std::move(key));
       mode_->pyinterpreter()->dispatch(op, stack);
       made = asked_made;
+      Lock lock(mutex_);
+      auto found = traits_.find(&op.schema());
+      if (found == traits_.end()) return;
+      updates = found->second.updates(args);
     }
     Lock lock(mutex_);
-    auto found = traits_.find(&op.schema());
-    if (found != traits_.end()) mark(found->second, args, *stack, made);
+    mark(traits_.find(&op.schema())->second, places, updates, *stack, made);
     if (entries_.size() >= many_) tidy();
   }
 
-  // After Python ran an operator: what is made in the block, and what must not be written to behind Python's back.
-  void mark(const Traits& traits, Arguments args, const Stack& stack, bool made) {
+  // After Python ran an operator: what is made in the block, and from what.
+  void mark(const Traits& traits, const std::vector<std::vector<Place>>& places, bool updates, const Stack& stack,
+            bool made) {
     std::unordered_set<StorageImpl*> inputs;
-    std::vector<at::Tensor> reads, writes, results;
-    bool updates = traits.updates(args);
-    for (size_t i = 0; i < args.size(); ++i) {
-      bool wrote = updates ? i == STATISTICS || i == STATISTICS + 1
-                           : std::find(traits.writes.begin(), traits.writes.end(), i) != traits.writes.end();
-      collect(args[i], wrote ? writes : reads);
-    }
     std::vector<StorageImpl*> made_now;
-    for (const at::Tensor& tensor : writes) {
-      if (!is_ours(tensor)) continue;
-      Entry& entry = entry_of(tensor);
-      entry.readers.clear();  // Python has seen to them
-      entry.told = true;
-      inputs.insert(Place(tensor).key);
-      if (entry.made) made_now.push_back(Place(tensor).key);
+    std::vector<const Place*> reads;
+    for (size_t i = 0; i < places.size(); ++i) {
+      bool writes = updates ? i == STATISTICS || i == STATISTICS + 1
+                            : std::find(traits.writes.begin(), traits.writes.end(), i) != traits.writes.end();
+      for (const Place& place : places[i]) {
+        inputs.insert(place.key);
+        if (!writes) {
+          reads.push_back(&place);
+          continue;
+        }
+        Entry& entry = entry_at(place);
+        entry.told = true;
+        if (entry.made) {
+          entry.rewritten = true;
+          made_now.push_back(place.key);
+        } else {
+          entry.readers.clear();  // Python has seen to them
+        }
+      }
     }
-    for (const at::Tensor& tensor : reads) {
-      if (is_ours(tensor)) inputs.insert(Place(tensor).key);
+    for (const IValue& value : stack) {
+      for (const Place& place : ours(value)) {
+        if (inputs.count(place.key) || known(place.key) != nullptr) continue;
+        Entry& entry = entry_at(place);
+        entry.made = made;
+        entry.told = true;
+        if (made) made_now.push_back(place.key);
+      }
     }
-    for (const IValue& value : stack) collect(value, results);
-    for (const at::Tensor& tensor : results) {
-      if (!is_ours(tensor) || inputs.count(Place(tensor).key)) continue;
-      Entry& entry = entry_of(tensor);
-      entry.made = made;
-      entry.told = true;
-      if (made) made_now.push_back(Place(tensor).key);
-    }
-    for (const at::Tensor& tensor : reads) {
-      if (!is_ours(tensor)) continue;
-      Entry& entry = entry_of(tensor);
-      entry.readers.insert(entry.readers.end(), made_now.begin(), made_now.end());
+    for (const Place* place : reads) {
+      auto& readers = entry_at(*place).readers;
+      readers.insert(readers.end(), made_now.begin(), made_now.end());
     }
   }
 
@@ -372,11 +385,13 @@ class Watch {
             int64_t memory, const Scan& scan, bool over) {
     size_t count = op.schema().arguments().size();
     std::vector<IValue> args(stack->end() - count, stack->end());
+    size_t below = stack->size() - count;
     bool updates = traits.updates(args);
     try {
       pass(op, keys, stack);
     } catch (const c10::OutOfMemoryError&) {
       if (updates || !traits.writes.empty()) throw;
+      stack->resize(below);
       stack->insert(stack->end(), args.begin(), args.end());
       return false;
     }
@@ -387,7 +402,7 @@ class Watch {
     }
     if (over || traits.writes.empty()) write_down(op, kind, traits, std::move(args), *stack, over);
     double now = clock + seconds_;
-    for (const at::Tensor& tensor : scan.tensors) use(entry_of(tensor), now, tensor.storage().unsafeGetStorageImpl());
+    for (const at::Tensor& tensor : scan.tensors) use(entry_at(Place(tensor)), now, Place(tensor).key);
     seconds_ += kind.seconds;
     return true;
   }
@@ -422,14 +437,15 @@ class Watch {
     }
     record.args = std::move(args);
     for (const View& view : record.views) {
-      Entry& entry = entries_.try_emplace(view.place.key, Entry{view.place.storage}).first->second;
+      Entry& entry = entry_at(view.place);
       entry.pending = true;
       for (const Place& place : record.outputs) {
         if (place.key != view.place.key) entry.readers.push_back(place.key);
       }
     }
     for (const Place& place : record.outputs) {
-      Entry& entry = entries_.try_emplace(place.key, Entry{place.storage}).first->second;
+      Entry& entry = entry_at(place);
+      entry.rewritten = entry.rewritten || over;
       entry.made = true;
       use(entry, clock + seconds_, place.key);
     }
@@ -473,50 +489,35 @@ class Watch {
     return kept;
   }
 
-  // Forget storages that are no more, and that nothing was made from that may be made again.
+  // Forget storages that are no more, and that nothing was made from that is there and may be made again.
   void tidy() {
-    std::unordered_map<StorageImpl*, bool> seen;
-    std::vector<StorageImpl*> over;
+    std::unordered_map<StorageImpl*, std::vector<StorageImpl*>> sources;
+    std::unordered_set<StorageImpl*> matter;
+    std::vector<StorageImpl*> stack;
     for (auto& [key, entry] : entries_) {
-      auto& readers = entry.readers;
+      for (StorageImpl* reader : entry.readers) sources[reader].push_back(key);
+      if (entry.rewritten || (entry.made && !entry.storage.expired())) stack.push_back(key);
+    }
+    while (!stack.empty()) {
+      StorageImpl* top = stack.back();
+      stack.pop_back();
+      if (!matter.insert(top).second) continue;
+      for (StorageImpl* source : sources[top]) {
+        if (known(source)->storage.expired()) stack.push_back(source);  // else it is there, and need not be made again
+      }
+    }
+    for (auto entry = entries_.begin(); entry != entries_.end();) {
+      auto& readers = entry->second.readers;
       std::sort(readers.begin(), readers.end());
       readers.erase(std::unique(readers.begin(), readers.end()), readers.end());
-      readers.erase(std::remove_if(readers.begin(), readers.end(), [&](auto* one) { return !matters(one, seen); }),
+      readers.erase(std::remove_if(readers.begin(), readers.end(), [&](auto* one) { return !matter.count(one); }),
                     readers.end());
-      if (entry.storage.expired() && readers.empty()) over.push_back(key);
+      bool over = entry->second.storage.expired() && readers.empty();
+      entry = over ? entries_.erase(entry) : std::next(entry);
     }
-    for (StorageImpl* key : over) entries_.erase(key);
+    auto gone = [&](StorageImpl* key) { return known(key) == nullptr; };
+    noted_.erase(std::remove_if(noted_.begin(), noted_.end(), gone), noted_.end());
     many_ = std::max(CROWDED, 2 * entries_.size());
-  }
-
-  // Whether a result, or anything that was made from it, is there and may be evicted and made again.
-  bool matters(StorageImpl* key, std::unordered_map<StorageImpl*, bool>& seen) const {
-    std::vector<StorageImpl*> stack{key};
-    while (!stack.empty()) {  // a result is settled when all that was made from it is
-      StorageImpl* top = stack.back();
-      auto found = entries_.find(top);
-      bool is_there = found != entries_.end() && !found->second.storage.expired();
-      if (found == entries_.end() || is_there) {
-        seen[top] = is_there && found->second.made;
-        stack.pop_back();
-        continue;
-      }
-      bool before = !seen.emplace(top, false).second;
-      bool any = false, all = true;
-      for (StorageImpl* reader : found->second.readers) {
-        auto known = seen.find(reader);
-        if (known != seen.end()) {
-          any = any || known->second;
-        } else if (!before) {
-          stack.push_back(reader);
-          all = false;
-        }
-      }
-      if (!all) continue;
-      seen[top] = any;
-      stack.pop_back();
-    }
-    return seen[key];
   }
 
   // One argument for the key, and what is there.
@@ -532,7 +533,7 @@ class Watch {
         scan.plain = false;
         return;
       }
-      bool ours = tensor.device() == device_;
+      bool ours = is_ours(tensor);
       key.push_back(ours ? 1 : 2);
       key.push_back(static_cast<int64_t>(tensor.scalar_type()));
       key.push_back(tensor.dim());
@@ -576,7 +577,7 @@ class Watch {
   IValue emptied(const IValue& value, Record& record) const {
     if (value.isTensor()) {
       const at::Tensor& tensor = value.toTensor();
-      record.gaps.push_back(tensor.defined() && tensor.device() == device_);
+      record.gaps.push_back(tensor.defined() && is_ours(tensor));
       if (!record.gaps.back()) return value;
       record.views.emplace_back(tensor);
       return IValue(at::Tensor());
@@ -625,10 +626,10 @@ class Watch {
         Entry* reader = known(key);
         if (reader == nullptr || from.count(key)) continue;
         bool is_there = !reader->storage.expired();
-        if (is_there && !reader->made) continue;
-        if (is_there && reader->told) return false;
+        if (is_there && reader->made && reader->told) return false;
+        if (is_there && !reader->made && !reader->rewritten) continue;
         from.insert(key);
-        if (!is_there) stack.push_back(reader);
+        if (!is_there || reader->rewritten) stack.push_back(reader);
       }
     }
     return true;
@@ -636,11 +637,12 @@ class Watch {
 
   // Whether all that a call writes to is one tensor that can be made again, up to here and with the call.
   bool may_write_over(const Traits& traits, Arguments args) const {
-    if (traits.writes.size() != 1 || !args[traits.writes[0]].isTensor()) return false;
+    if (traits.makes || traits.writes.size() != 1 || !args[traits.writes[0]].isTensor()) return false;
     const at::Tensor& tensor = args[traits.writes[0]].toTensor();
     if (!tensor.defined() || !is_ours(tensor) || (tensor.requires_grad() && tensor.is_leaf())) return false;
     auto found = entries_.find(tensor.storage().unsafeGetStorageImpl());
-    return found != entries_.end() && found->second.made;
+    if (found == entries_.end() || !found->second.made) return false;
+    return !found->second.told || found->second.readers.empty();  // else Python must know now what is made from which
   }
 
   bool is_input(StorageImpl* key, Arguments args) const {
@@ -661,7 +663,20 @@ class Watch {
         !tensor.key_set().has_any(odd);
   }
 
-  bool is_ours(const at::Tensor& tensor) const { return tensor.device() == device_ && is_plain(tensor); }
+  // A tensor of the device; on the CPU not a number that PyTorch made one of for a call.
+  bool is_ours(const at::Tensor& tensor) const {
+    return tensor.device() == device_ && is_plain(tensor) && !tensor.unsafeGetTensorImpl()->is_wrapped_number();
+  }
+
+  std::vector<Place> ours(const IValue& value) const {
+    std::vector<at::Tensor> tensors;
+    collect(value, tensors);
+    std::vector<Place> places;
+    for (const at::Tensor& tensor : tensors) {
+      if (is_ours(tensor)) places.emplace_back(tensor);
+    }
+    return places;
+  }
 
   static bool is_there(const at::Tensor& tensor) { return tensor.numel() == 0 || tensor.storage().nbytes() > 0; }
 
@@ -670,10 +685,7 @@ class Watch {
     entry.last = now;
   }
 
-  Entry& entry_of(const at::Tensor& tensor) {
-    Place place(tensor);
-    return entries_.try_emplace(place.key, Entry{place.storage}).first->second;
-  }
+  Entry& entry_at(const Place& place) { return entries_.try_emplace(place.key, Entry{place.storage}).first->second; }
 
   Entry* known(StorageImpl* key) {
     auto found = entries_.find(key);

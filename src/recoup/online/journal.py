@@ -123,7 +123,7 @@ class Journal:
 
     def read(self) -> None:
         """Make contents and calls of what was written down."""
-        if self._reading or not (len(self._watch) or self._died):
+        if self._reading or not (self._died or self._watch.has_news()):
             return
         keeper = self._keeper
         collects = gc.isenabled()
@@ -133,7 +133,13 @@ class Journal:
         dead = {content.key: content for content in gone}
         passing: Iterable[tuple[int, bool]] = ()
         try:
-            records, passing, touched = self._watch.take()
+            fixed, records, passing, touched = self._watch.take()
+            for key, storage in fixed:  # what it was made from has changed, and nothing was made from it
+                content = dead.get(key) if storage is None else keeper.register.find_in(storage)
+                if content is not None and storage is None:
+                    content.call = None
+                elif content is not None:
+                    keeper.fix(content)
             made: dict[int, Content] = {}
             for record, number, views, outputs, writes in records:
                 known, name = self._kinds[number]

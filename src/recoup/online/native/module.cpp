@@ -54,7 +54,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("take_seen", &Watch::take_seen)
       .def("take_seconds", &Watch::take_seconds)
       .def("allocated", &Watch::allocated)
-      .def("__len__", &Watch::length)
+      .def("has_news", &Watch::has_news)
       .def("is_crowded", &Watch::is_crowded)
       .def_readwrite("at", &Watch::at)
       .def_readonly("overwrote", &Watch::overwrote)

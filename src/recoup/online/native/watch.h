@@ -182,11 +182,13 @@ class Watch {
     familiar_ = over = false;
   }
 
-  // The records that something may need, in order; of the others, which results were passing; when what was used.
+  // What cannot be made again any more; the records that something may need, in order; of the others, which results were
+  // passing; when what was used.
   py::tuple take() {
     std::vector<Record> journal;
     std::vector<std::pair<int64_t, bool>> passing;
     std::vector<std::pair<Weak, double>> used;
+    std::vector<std::pair<StorageImpl*, Weak>> settled;
     {
       Lock lock(mutex_);
       for (const Record& record : journal_) {
@@ -196,6 +198,7 @@ class Watch {
       }
       journal = compact(passing);
       journal_.clear();
+      settled.swap(fixed_);
       overwrote = false;
       for (StorageImpl* key : noted_) {
         Entry* entry = known(key);
@@ -206,7 +209,10 @@ class Watch {
       }
       noted_.clear();
     }
-    py::list records, touched;
+    py::list records, touched, fixed;
+    for (const auto& [key, storage] : settled) {
+      fixed.append(py::make_tuple(reinterpret_cast<int64_t>(key), wrapped(storage)));
+    }
     for (Record& record : journal) {
       py::list views, outputs;
       for (const View& view : record.views) views.append(described(view.place));
@@ -217,7 +223,7 @@ class Watch {
       records.append(py::make_tuple(py::cast(std::move(record)), number, views, outputs, writes));
     }
     for (const auto& [storage, last] : used) touched.append(py::make_tuple(wrapped(storage), last));
-    return py::make_tuple(records, passing, touched);
+    return py::make_tuple(fixed, records, passing, touched);
   }
 
   // The operators that passed, and what the program held when they came.
@@ -242,7 +248,7 @@ class Watch {
     return count_().cast<int64_t>();
   }
 
-  size_t length() const { return journal_.size(); }
+  bool has_news() const { return !journal_.empty() || !fixed_.empty(); }
   bool is_crowded() const { return seen_.size() >= CROWDED; }
 
   static inline std::atomic<Watch*> active{nullptr};
@@ -598,16 +604,23 @@ class Watch {
     }
     for (size_t i : traits.writes) collect(args[i], written);
     std::vector<StorageImpl*> changed;
-    std::unordered_set<StorageImpl*> from;
+    std::unordered_set<StorageImpl*> from, waiting;
     for (const at::Tensor& tensor : written) {
       if (tensor.device() != device_) continue;
       auto found = entries_.find(tensor.storage().unsafeGetStorageImpl());
       if (found == entries_.end()) continue;
-      if (found->second.made || !follow(found->second, from)) return false;
+      if (found->second.made || !follow(found->second, from, waiting)) return false;
       changed.push_back(found->first);
     }
     for (StorageImpl* key : changed) entries_.find(key)->second.readers.clear();
     for (StorageImpl* key : from) known(key)->made = false;
+    for (StorageImpl* key : waiting) {
+      Entry* entry = known(key);
+      entry->made = false;
+      entry->pending = true;
+      noted_.push_back(key);
+      fixed_.emplace_back(key, entry->storage);
+    }
     if (from.empty()) return true;
     for (Record& record : journal_) {
       record.invalid = record.invalid || std::any_of(record.outputs.begin(), record.outputs.end(),
@@ -616,8 +629,9 @@ class Watch {
     return true;
   }
 
-  // All that was made from a storage and is known here; false if Python knows something of it that may be made again.
-  bool follow(const Entry& first, std::unordered_set<StorageImpl*>& from) {
+  // All that was made from a storage: what is known here, and what Python knows and can be told later because nothing was
+  // made from that. False if there is more.
+  bool follow(const Entry& first, std::unordered_set<StorageImpl*>& from, std::unordered_set<StorageImpl*>& waiting) {
     std::vector<const Entry*> stack{&first};
     while (!stack.empty()) {
       const Entry* top = stack.back();
@@ -626,7 +640,12 @@ class Watch {
         Entry* reader = known(key);
         if (reader == nullptr || from.count(key)) continue;
         bool is_there = !reader->storage.expired();
-        if (is_there && reader->made && reader->told) return false;
+        if (is_there && reader->made && reader->told) {
+          auto storage = reader->storage.lock();
+          if (!reader->readers.empty() || reader->rewritten || storage->nbytes() == 0) return false;
+          waiting.insert(key);
+          continue;
+        }
         if (is_there && !reader->made && !reader->rewritten) continue;
         from.insert(key);
         if (!is_there || reader->rewritten) stack.push_back(reader);
@@ -751,6 +770,7 @@ class Watch {
   std::unordered_map<Key, Kind, KeyHash> kinds_;
   std::unordered_map<StorageImpl*, Entry> entries_;
   std::vector<Record> journal_;
+  std::vector<std::pair<StorageImpl*, Weak>> fixed_;  // what Python knows, and does not know to be so
   std::vector<StorageImpl*> noted_;  // storages that were used since Python last read
   std::vector<Place> staying_;
   int64_t staying_bytes_ = 0;

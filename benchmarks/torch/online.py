@@ -82,10 +82,11 @@ def _limited(step: _Training, budget: int, device: torch.device) -> str:
     except torch.OutOfMemoryError:
         said = "without DTR: out of memory"
     step.clear()
+    reserved = 0
     with recoup.dtr(budget, device=device, learn=False) as run:
         for _ in range(WARM):
             step()
-    reserved = torch.cuda.max_memory_reserved(device)
+            reserved = max(reserved, torch.cuda.max_memory_reserved(device))
     limit_process(ROOM)
     return (
         f"may reserve {1 + SLACK:g} of {budget / 2**30:.3f} GiB. {said}; with DTR: {WARM} steps, "

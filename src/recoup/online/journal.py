@@ -168,7 +168,6 @@ class Journal:
             keeper.lament(gone)
             for number, soon in passing:
                 self._kinds[number][0].passing = soon
-            keeper.look()
             if collects:
                 gc.enable()
 

@@ -79,7 +79,7 @@ class Lessons:
         algorithm that works in less, and is slow, for good.
         """
         if self.device.type == "cuda":
-            limits = limited and not _convolves(func)
+            limits = limited and known.runs == 0 and not _convolves(func)  # after that its workspace is known
             with limited_to(self._report.budget_bytes, self.device) if limits else nullcontext():
                 return self._run_cuda(known, func, args, kwargs)
         start = time.perf_counter()

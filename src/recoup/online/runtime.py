@@ -259,10 +259,13 @@ class Runtime(OperatorMode):
         """For an operator; what it will work in is a guess before its first run, and may be too much."""
         try:
             self._keeper.make_room_beside(contents, known.size + known.workspace, name)
-        except BudgetError:
+        except BudgetError as problem:
             if known.runs > 0:
                 raise
-            self._keeper.make_room_beside(contents, known.size, name)
+            try:
+                self._keeper.make_room_beside(contents, known.size, name)
+            except BudgetError:
+                raise problem from None
 
     def _run_with_more(
         self,

@@ -45,6 +45,7 @@ class Journal:
     def start(self) -> None:
         """See all operators of this thread, and of backward passes that it begins."""
         self._keeper.unread = self
+        self._keeper.losses.told = self._settle
         self._keeper.allocated = self._watch.allocated
         if self._learner is not None:
             self._learner.guard = self._watch
@@ -116,11 +117,6 @@ class Journal:
         self._died.append(content)
         return True
 
-    def fixed(self, content: Content) -> None:
-        """It can never be made again, and so may be written to without Python."""
-        if content.held:
-            self._watch.settle(content.key)
-
     def read(self) -> None:
         """Make contents and calls of what was written down."""
         if self._reading or not (self._died or self._watch.has_news()):
@@ -139,7 +135,7 @@ class Journal:
                 if content is not None and storage is None:
                     content.call = None
                 elif content is not None:
-                    keeper.fix(content)
+                    keeper.losses.fix(content)
             made: dict[int, Content] = {}
             for record, number, views, outputs, writes in records:
                 known, name = self._kinds[number]
@@ -165,7 +161,7 @@ class Journal:
                     keeper.touch(content, clock)
         finally:
             self._reading = False
-            keeper.lament(gone)
+            keeper.losses.lament(gone)
             for number, soon in passing:
                 self._kinds[number][0].passing = soon
             if collects:
@@ -200,8 +196,13 @@ class Journal:
             keeper.add(content)
         else:
             if old.fixed:
-                keeper.forsake(old)
+                keeper.losses.forsake(old)
             keeper.supersede(old, content)
         if call is None:
-            self.fixed(content)
+            self._settle(content)
         return content
+
+    def _settle(self, content: Content) -> None:
+        """It can never be made again, and so may be written to without Python."""
+        if content.held:
+            self._watch.settle(content.key)

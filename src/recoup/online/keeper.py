@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from recoup.online.adapter import below_autograd, can_exchange, exchange, storag
 from recoup.online.calls import Call, fresh_storages
 from recoup.online.collector import Collector
 from recoup.online.contents import Content
+from recoup.online.losses import Losses
 from recoup.online.metadata import Heuristic
 from recoup.online.pool import Pool
 from recoup.online.register import Register
@@ -37,9 +38,6 @@ class Unread(Protocol):
 
     def needs(self, content: Content) -> bool:
         """Whether one of them read it, whose bytes are gone; if so, the keeper is to lament when that is known."""
-
-    def fixed(self, content: Content) -> None:
-        """It can never be made again."""
 
 
 class Keeper:
@@ -68,6 +66,7 @@ class Keeper:
         self.on_release: Callable[[Content], None] | None = None
         """Told when the program lets go of a content."""
         self._pool = Pool(heuristic)
+        self.losses = Losses(self._pool)
         self._collector = Collector()
         self._waiting = Waiting(self._pool)
         self._open = False
@@ -168,7 +167,7 @@ class Keeper:
             return False
         for content in living:
             if content.held and not content.fixed:
-                self.fix(content)
+                self.losses.fix(content)
         return True
 
     def _catch_up(self) -> None:
@@ -203,7 +202,7 @@ class Keeper:
         """Something was written over a content that can be made again."""
         old.storage = None
         size, new.size = new.size, old.size
-        self._lose_bytes(old)
+        self.losses.lose_bytes(old)
         self._resize(new, size)
         self.add(new)
 
@@ -222,28 +221,13 @@ class Keeper:
         self.memory -= content.size
         content.resident = False
         if self.unread is None or not self.unread.needs(content):
-            self.lament([content])
-
-    def lament(self, gone: Sequence[Content]) -> None:
-        """What follows from the loss of their bytes for what was made from them."""
-        for content in gone:
-            if not self._pool.has_dependents(content):
-                self._pool.withdraw(content)
-                content.resident = True  # so that nobody brings it back
-                continue
-            self._lose_bytes(content)
-            if content.call is None:
-                self.forsake(content)
+            self.losses.lament([content])
 
     def content_died(self, content: Content) -> None:
         """Nothing will ever need a content that was brought back for others: its bytes are free."""
         if self._open and content.resident:
             self.memory -= content.size
             self._pool.withdraw(content)
-
-    def _lose_bytes(self, content: Content) -> None:
-        content.leave()
-        self._pool.gone(content)
 
     # eviction
 
@@ -302,7 +286,7 @@ class Keeper:
 
     def _evict(self, content: Content) -> None:
         storage = content.memory()
-        self._lose_bytes(content)
+        self.losses.lose_bytes(content)
         storage.resize_(0)
         self.memory -= content.size
         if content.held:
@@ -386,7 +370,7 @@ class Keeper:
             copied = torch.UntypedStorage(storage.nbytes(), device=storage.device)
             return copied.copy_(storage)
         self.memory -= content.size
-        self._lose_bytes(content)
+        self.losses.lose_bytes(content)
         return storage
 
     def _return(self, content: Content, storage: torch.UntypedStorage) -> None:
@@ -408,7 +392,7 @@ class Keeper:
         self._catch_up()
         if content.call is not None:
             self.bring_back([content])
-            self.fix(content)
+            self.losses.fix(content)
         if not self._pool.has_dependents(content):
             return
         seen: set[int] = set()
@@ -417,7 +401,7 @@ class Keeper:
         while stack:
             for dependent in self._pool.dependents(stack.pop()):
                 if dependent.resident:
-                    self.fix(dependent)  # so that it does not go while others come back
+                    self.losses.fix(dependent)  # so that it does not go while others come back
                 elif dependent.number not in seen:
                     seen.add(dependent.number)
                     stack.append(dependent)
@@ -425,33 +409,8 @@ class Keeper:
                         away.append(dependent)
         for dependent in away:
             self.bring_back([dependent])
-            self.fix(dependent)
-        self.forsake(content)
-
-    def forsake(self, content: Content) -> None:
-        """The bytes of a content that cannot be made again are gone: neither can anything made from it."""
-        stack = [content]
-        while stack:
-            lost = stack.pop()
-            for dependent in self._pool.dependents(lost):
-                if dependent.call is not None:
-                    self.fix(dependent)
-                    if not dependent.resident:
-                        stack.append(dependent)
-            self._pool.forget_dependents(lost)
-
-    def fix(self, content: Content) -> None:
-        """From now on it cannot be made again; what is away and will be made from it must keep it alive."""
-        self._pool.needs.given_up(content)
-        if self.unread is not None:
-            self.unread.fixed(content)
-        content.call = None
-        content.keeps = ()
-        self._pool.withdraw(content)
-        if content.resident:
-            for dependent in self._pool.dependents(content):
-                if not dependent.resident:
-                    dependent.keeps = (*dependent.keeps, content.memory())
+            self.losses.fix(dependent)
+        self.losses.forsake(content)
 
     def give_out(self, tensor: torch.Tensor, lasting: bool) -> None:
         """The program takes a tensor's bytes past the dispatcher; if for longer, they can never be evicted again."""

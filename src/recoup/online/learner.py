@@ -190,7 +190,7 @@ class Learner:
         """It has run."""
         if self.familiar and not self._following:  # what passes after it may write over what it made
             for content in ran.makes:
-                self._keeper.fix(content)
+                self._keeper.losses.fix(content)
         if self._writer is None and not self._following:
             return
         if self.familiar and self._at not in self._remembered:  # what it wrote to may have passed, and be unknown

@@ -1,0 +1,203 @@
+// What ran without Python, written down until Python reads it: see recoup.online.journal.
+#pragma once
+
+#include <torch/csrc/Storage.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <mutex>
+
+#include "storages.h"
+
+namespace recoup {
+
+constexpr size_t SOON = 8;  // records that are written in the life of a result that is only passing
+
+class Journal {
+ public:
+  Journal(c10::Device device, int64_t budget) : storages(device, budget), device_(device) {}
+
+  // A call that ran at this time, with its results on the stack; `over`: it wrote over what it was given.
+  void write_down(const OperatorHandle& op, const Kind& kind, const Traits& traits, std::vector<IValue> args,
+                  const Stack& stack, bool over, double now) {
+    bool grad = c10::GradMode::is_enabled();
+    Record record{op, kind.number, grad, !grad && torch::autograd::get_current_graph_task_id() != -1};
+    bool updates = traits.updates(args);
+    std::vector<at::Tensor> results;
+    for (const IValue& value : stack) collect(value, results);
+    if (over) record.outputs.emplace_back(args[traits.writes[0]].toTensor());
+    for (const at::Tensor& tensor : results) {
+      if (!is_ours(tensor, device_)) continue;
+      Place place(tensor);
+      const Entry* entry = storages.known(place.key);
+      if (entry != nullptr && !entry->storage.expired()) continue;
+      bool twice = std::any_of(record.outputs.begin(), record.outputs.end(),
+                               [&](const Place& one) { return one.key == place.key; });
+      if (!twice && !is_input(place.key, args)) record.outputs.push_back(std::move(place));
+    }
+    if (record.outputs.empty()) return;
+    for (size_t i = 0; i < args.size(); ++i) {
+      if (updates && (i == STATISTICS || i == STATISTICS + 1) && args[i].isTensor() && args[i].toTensor().defined()) {
+        const at::Tensor& tensor = args[i].toTensor();
+        record.scratch.push_back({i, Shape(tensor.sizes().begin(), tensor.sizes().end()), tensor.options()});
+        args[i] = IValue();
+      } else {
+        if (over && i == traits.writes[0]) record.writes = static_cast<int64_t>(record.views.size());
+        args[i] = emptied(args[i], record);
+      }
+    }
+    record.args = std::move(args);
+    for (const View& view : record.views) {
+      Entry& entry = storages.at(view.place);
+      entry.pending = true;
+      for (const Place& place : record.outputs) {
+        if (place.key != view.place.key) entry.readers.push_back(place.key);
+      }
+    }
+    for (const Place& place : record.outputs) {
+      Entry& entry = storages.at(place);
+      entry.rewritten = entry.rewritten || over;
+      entry.made = true;
+      storages.use(entry, now, place.key);
+    }
+    overwrote = overwrote || over;
+    if (records_.size() >= SOON) {
+      Record& earlier = records_[records_.size() - SOON];
+      earlier.passing = earlier.is_dead();
+    }
+    records_.push_back(std::move(record));
+    if (records_.size() >= crowded_) {
+      std::vector<std::pair<int64_t, bool>> unused;
+      records_ = compact(unused);
+      crowded_ = std::max(CROWDED, 2 * records_.size());
+    }
+  }
+
+  // Whether what a call writes to may change: if something was made from that, and Python need not know, it is not made
+  // again any more.
+  bool may_write(const Traits& traits, Arguments args) {
+    std::unordered_set<StorageImpl*> from;
+    if (!storages.may_write(traits, args, from)) return false;
+    if (from.empty()) return true;
+    for (Record& record : records_) {
+      record.invalid = record.invalid || std::any_of(record.outputs.begin(), record.outputs.end(),
+                                                     [&](const Place& one) { return from.count(one.key) > 0; });
+    }
+    return true;
+  }
+
+  // What cannot be made again any more; the records that something may need, in order; of the others, which results were
+  // passing; when what was used.
+  py::tuple take(std::mutex& mutex) {
+    std::vector<Record> journal;
+    std::vector<std::pair<int64_t, bool>> passing;
+    std::vector<std::pair<Weak, double>> used;
+    std::vector<std::pair<StorageImpl*, Weak>> settled;
+    {
+      std::unique_lock<std::mutex> lock(mutex);
+      for (const Record& record : records_) {
+        for (const Place& place : record.outputs) {
+          if (Entry* entry = storages.known(place.key)) entry->told = true;
+        }
+      }
+      journal = compact(passing);
+      records_.clear();
+      settled.swap(storages.fixed);
+      overwrote = false;
+      for (StorageImpl* key : storages.noted) {
+        Entry* entry = storages.known(key);
+        if (entry == nullptr) continue;
+        if (entry->made && entry->last >= 0) used.emplace_back(entry->storage, entry->last);
+        entry->pending = false;
+        entry->last = -1;
+      }
+      storages.noted.clear();
+    }
+    py::list records, touched, fixed;
+    for (const auto& [key, storage] : settled) {
+      fixed.append(py::make_tuple(reinterpret_cast<int64_t>(key), wrapped(storage)));
+    }
+    for (Record& record : journal) {
+      py::list views, outputs;
+      for (const View& view : record.views) views.append(described(view.place));
+      for (const Place& place : record.outputs) {
+        outputs.append(place.stays && !place.storage.expired() ? py::object(py::none()) : described(place));
+      }
+      int64_t number = record.number, writes = record.writes;
+      records.append(py::make_tuple(py::cast(std::move(record)), number, views, outputs, writes));
+    }
+    for (const auto& [storage, last] : used) touched.append(py::make_tuple(wrapped(storage), last));
+    return py::make_tuple(fixed, records, passing, touched);
+  }
+
+  bool has_news() const { return !records_.empty() || !storages.fixed.empty(); }
+
+  Storages storages;
+  bool overwrote = false;  // a record that Python has not read ended a content that it may know
+
+ private:
+  // Without the records that nobody can need: neither their results nor anything that is made from them is there.
+  std::vector<Record> compact(std::vector<std::pair<int64_t, bool>>& passing) {
+    std::unordered_set<StorageImpl*> needed;
+    std::vector<Record> kept;
+    size_t left = records_.size();
+    for (auto record = records_.rbegin(); record != records_.rend(); ++record, --left) {
+      bool is_recent = records_.size() - left < SOON;
+      if (record->is_dead()) passing.emplace_back(record->number, record->passing || is_recent);
+      bool wanted = false;
+      for (Place& place : record->outputs) {
+        if (place.storage.expired()) {
+          wanted = wanted || needed.count(place.key);
+        } else if (record->invalid || (place.stays = place.stays || storages.had_better_stay(*record, place, is_recent))) {
+          if (Entry* entry = storages.known(place.key)) entry->made = false;
+        } else {
+          wanted = true;
+        }
+      }
+      if (record->invalid || !wanted) continue;
+      for (const View& view : record->views) needed.insert(view.place.key);
+      kept.push_back(std::move(*record));
+    }
+    std::reverse(kept.begin(), kept.end());
+    storages.tidy();
+    return kept;
+  }
+
+  // An argument with an undefined tensor for each of the device's; their views.
+  IValue emptied(const IValue& value, Record& record) const {
+    if (value.isTensor()) {
+      const at::Tensor& tensor = value.toTensor();
+      record.gaps.push_back(tensor.defined() && is_ours(tensor, device_));
+      if (!record.gaps.back()) return value;
+      record.views.emplace_back(tensor);
+      return IValue(at::Tensor());
+    }
+    if (!value.isTensorList()) return value;
+    c10::List<at::Tensor> list;
+    for (const IValue& one : value.toListRef()) list.push_back(emptied(one, record).toTensor());
+    return list;
+  }
+
+  bool is_input(StorageImpl* key, Arguments args) const {
+    std::vector<at::Tensor> tensors;
+    for (const IValue& value : args) collect(value, tensors);
+    return std::any_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
+      return tensor.has_storage() && tensor.storage().unsafeGetStorageImpl() == key;
+    });
+  }
+
+  static py::object wrapped(const Weak& weak) {
+    auto storage = weak.lock();
+    if (!storage) return py::none();
+    return py::reinterpret_steal<py::object>(THPStorage_Wrap(c10::Storage(std::move(storage))));
+  }
+
+  static py::tuple described(const Place& place) {
+    return py::make_tuple(reinterpret_cast<int64_t>(place.key), wrapped(place.storage), place.bytes);
+  }
+
+  c10::Device device_;
+  std::vector<Record> records_;
+  size_t crowded_ = CROWDED;
+};
+
+}  // namespace recoup

@@ -15,6 +15,7 @@ from recoup.online import native
 if TYPE_CHECKING:
     from recoup.online.calls import View
 
+_BUSY_CYCLES = 200_000
 _CAN_EXCHANGE = hasattr(torch.UntypedStorage, "_swap_data_ptr_")
 
 array_of = torch._C.TensorBase.numpy
@@ -85,6 +86,11 @@ def pick_device(device: torch.device | str | None) -> torch.device:
     if not torch.cuda.is_available():
         raise SettingError(f"device={device!r}: PyTorch finds no CUDA device here; use device='cpu'")
     return torch.device("cuda", torch.cuda.current_device() if place.index is None else place.index)
+
+
+def keep_busy() -> None:
+    """Let the GPU wait for about 0.1 ms, so that what is launched meanwhile runs back to back."""
+    torch.cuda._sleep(_BUSY_CYCLES)  # type: ignore[no-untyped-call]
 
 
 def default_generator(device: torch.device) -> torch.Generator:

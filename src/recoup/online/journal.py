@@ -8,6 +8,7 @@ then the records of what is still there, or needed to make that again, become co
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -26,6 +27,11 @@ def _nothing() -> None:
     """In place of a reference to what stays for good."""
 
 
+def _is_lost(content: Content) -> bool:
+    """Whether its bytes may be other ones when they are needed again, or none."""
+    return content.exposed or (content.fixed and not content.resident)
+
+
 Place = tuple[int, torch.UntypedStorage | None, int]
 """A storage's key, the storage if it is still there, and its bytes."""
 
@@ -39,8 +45,8 @@ class Journal:
         self._learner = learner
         self._kinds: dict[int, tuple[Learned, str]] = {}
         self._reading = False
-        self._died: list[Content] = []
-        """Contents whose storages died while a record that nobody has read needs them."""
+        self._died: dict[int, Content] = {}
+        """Contents whose storages died while a record that nobody has read needs them, by their keys."""
 
     def start(self) -> None:
         """See all operators of this thread, and of backward passes that it begins."""
@@ -49,6 +55,7 @@ class Journal:
         self._keeper.allocated = self._watch.allocated
         if self._learner is not None:
             self._learner.guard = self._watch
+        self._watch.preparing = self._prepare
         self._watch.start()
         self.leave()
 
@@ -73,7 +80,7 @@ class Journal:
         if watch.journals:
             keeper.look()
         if watch.overwrote:
-            self.read()
+            self.skim()
 
     def leave(self) -> None:
         """What those that come next should know."""
@@ -107,42 +114,61 @@ class Journal:
         """What comes next is not what Python was called for."""
         self._watch.disown()
 
+    def _prepare(self, storages: list[torch.UntypedStorage], number: int, size: int) -> None:
+        """An operator that C++ knows reads these, and some are away, or there is no room for what it makes."""
+        begin = time.perf_counter()
+        keeper = self._keeper
+        self.enter()
+        try:
+            contents = list(map(keeper.register.find_in, storages))
+            for content in contents:
+                if content is not None:
+                    keeper.touch(content)
+            keeper.bring_back(contents)
+            keeper.make_room_beside(contents, size, self._kinds[number][1])
+        finally:
+            self.leave()
+            keeper.report.bookkeeping_seconds += time.perf_counter() - begin
+
     # what the keeper asks
 
     def needs(self, content: Content) -> bool:
-        """Whether a record that was not read needs it; if so, what follows from its death does when that is."""
+        """Whether a record that was not read needs it."""
         if not self._reading and not self._watch.is_pending(content.key):
             return False
-        content.keeps = content.fixed_storages()
-        self._died.append(content)
+        self._died[content.key] = content
         return True
 
-    def read(self) -> None:
-        """Make contents and calls of what was written down."""
-        if self._reading or not (self._died or self._watch.has_news()):
-            return
+    def read(self) -> bool:
+        """Make contents and calls of what was written down; whether there was anything."""
+        return self._read(all_of_it=True)
+
+    def skim(self) -> None:
+        """Only of what has been there for a while."""
+        self._read(all_of_it=False)
+
+    def _read(self, all_of_it: bool) -> bool:
+        if self._reading or not self._watch.has_news():
+            return False
         keeper = self._keeper
         collects = gc.isenabled()
         gc.disable()  # what dies meanwhile would be there only by name
         self._reading = True
-        gone, self._died = self._died, []
-        dead = {content.key: content for content in gone}
+        gone: list[Content] = []
         passing: Iterable[tuple[int, bool]] = ()
         try:
-            fixed, records, passing, touched = self._watch.take()
+            fixed, records, passing, touched = self._watch.take(all_of_it)
             for key, storage in fixed:  # what it was made from has changed, and nothing was made from it
-                content = dead.get(key) if storage is None else keeper.register.find_in(storage)
-                if content is not None and storage is None:
-                    content.call = None
-                elif content is not None:
+                content = self._died.get(key) if storage is None else keeper.register.find_in(storage)
+                if content is not None:
                     keeper.losses.fix(content)
             made: dict[int, Content] = {}
             for record, number, views, outputs, writes in records:
                 known, name = self._kinds[number]
-                reads = [self._content(made, dead, *place) for place in views]
+                reads = [self._content(made, *place) for place in views]
                 contents = [content for content in reads if content is not None]
                 call = None
-                if len(contents) == len(reads) and not any(content.exposed for content in contents):
+                if len(contents) == len(reads) and not any(map(_is_lost, contents)):
                     call = Call(name, record.again, contents, known)
                 old = None if writes < 0 else reads[writes]
                 if old is not None and old.fixed:
@@ -154,23 +180,28 @@ class Journal:
                     if old is not None:
                         call.writes, call.written = [call.reads.index(old)], old.size
                 made.update((content.key, content) for content in begun)
-            gone += [content for content in made.values() if not content.held]
+            gone = [content for content in made.values() if not content.held]
             for storage, clock in touched:
                 content = None if storage is None else keeper.register.find_in(storage)
                 if content is not None:
                     keeper.touch(content, clock)
         finally:
             self._reading = False
-            keeper.losses.lament(gone)
+            self._died = {key: content for key, content in self._died.items() if self._watch.is_pending(key)}
+            for content in gone:
+                if self.needs(content):
+                    keeper.losses.lose(content)
+                else:
+                    keeper.losses.lament([content])
             for number, soon in passing:
                 self._kinds[number][0].passing = soon
             if collects:
                 gc.enable()
+        return True
 
     def _content(
         self,
         made: dict[int, Content],
-        dead: dict[int, Content],
         key: int,
         storage: torch.UntypedStorage | None,
         _: int,
@@ -178,7 +209,7 @@ class Journal:
         """What a record read, if that can be said: what came from outside, and is gone, nobody knew."""
         content = made.get(key)
         if content is None and storage is None:
-            return dead.get(key)
+            return self._died.get(key)
         if content is None and storage is not None:
             content = self._keeper.register.find_in(storage)
             if content is None:

@@ -33,11 +33,14 @@ from recoup.units import format_bytes
 class Unread(Protocol):
     """Operators that ran without a keeper's knowledge: see :mod:`recoup.online.journal`."""
 
-    def read(self) -> None:
-        """Tell the keeper of what they made."""
+    def read(self) -> bool:
+        """Tell the keeper of what they made; whether there was anything to tell."""
+
+    def skim(self) -> None:
+        """Tell it of what has been there for a while: the rest may well be gone soon."""
 
     def needs(self, content: Content) -> bool:
-        """Whether one of them read it, whose bytes are gone; if so, the keeper is to lament when that is known."""
+        """Whether one of them read it, whose bytes are gone."""
 
 
 class Keeper:
@@ -170,9 +173,9 @@ class Keeper:
                 self.losses.fix(content)
         return True
 
-    def _catch_up(self) -> None:
-        if self.unread is not None:
-            self.unread.read()
+    def _catch_up(self) -> bool:
+        """Know of everything; whether there was anything new."""
+        return self.unread is not None and self.unread.read()
 
     def add(self, content: Content) -> None:
         """A content that counts already."""
@@ -220,7 +223,9 @@ class Keeper:
             return
         self.memory -= content.size
         content.resident = False
-        if self.unread is None or not self.unread.needs(content):
+        if self.unread is not None and self.unread.needs(content):
+            self.losses.lose(content)
+        else:
             self.losses.lament([content])
 
     def content_died(self, content: Content) -> None:
@@ -246,7 +251,8 @@ class Keeper:
         """Evict until ``size`` more bytes fit."""
         if self.memory + size <= self._budget:
             return
-        self._catch_up()
+        if self.unread is not None:
+            self.unread.skim()
         self.look()
         start = time.perf_counter()
         tidied = collected = False
@@ -255,6 +261,8 @@ class Keeper:
             if victim is not None:
                 self._evict(victim)
                 self.chosen += 1
+            elif self._catch_up():
+                continue
             elif not tidied:
                 self._let_go()
                 self.look()
@@ -311,7 +319,6 @@ class Keeper:
 
         The calls that made them run again, with all that they need first. No recursion: chains may be long.
         """
-        self._catch_up()  # so that what dies meanwhile is dealt with at once
         inputs = list(dict.fromkeys(content for content in contents if content is not None))
         with Waiting(self._pool) as self._waiting:
             self._waiting.push(None, inputs)

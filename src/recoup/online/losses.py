@@ -30,10 +30,14 @@ class Losses:
             if not self._pool.has_dependents(content):
                 self._pool.withdraw(content)
                 content.resident = True  # so that nobody brings it back
-                continue
-            self.lose_bytes(content)
-            if content.call is None:
-                self.forsake(content)
+            else:
+                self.lose(content)
+
+    def lose(self, content: Content) -> None:
+        """The bytes are gone of a content that something was made from."""
+        self.lose_bytes(content)
+        if content.call is None:
+            self.forsake(content)
 
     def forsake(self, content: Content) -> None:
         """The bytes of a content that cannot be made again are gone: neither can anything made from it."""

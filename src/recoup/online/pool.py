@@ -139,7 +139,7 @@ class Pool:
         storages = self._storages
         reads = storages.dependencies[number]
         for heir in self._heirs(number):
-            if len(reads) <= _INHERITED:
+            if len(reads) <= _INHERITED and not reads <= storages.dependencies[heir]:
                 storages.grow(heir, 0, reads)
                 self._heuristic.rewired(heir)
         stack = [number]

@@ -11,6 +11,7 @@
 namespace recoup {
 
 constexpr size_t SOON = 8;  // records that are written in the life of a result that is only passing
+constexpr size_t LATER = 32;  // and of a gradient that waits for another one
 
 class Journal {
  public:
@@ -59,7 +60,7 @@ class Journal {
       entry.made = true;
       storages.use(entry, now, place.key);
     }
-    overwrote = overwrote || over;
+    overwrote = overwrote || (over && storages.known(record.outputs[0].key)->told);
     if (records_.size() >= SOON) {
       Record& earlier = records_[records_.size() - SOON];
       earlier.passing = earlier.is_dead();
@@ -86,31 +87,27 @@ class Journal {
   }
 
   // What cannot be made again any more; the records that something may need, in order; of the others, which results were
-  // passing; when what was used.
-  py::tuple take(std::mutex& mutex) {
+  // passing; when what was used. Unless `all` are wanted, records stay whose results may well be gone soon.
+  py::tuple take(std::mutex& mutex, bool all) {
     std::vector<Record> journal;
     std::vector<std::pair<int64_t, bool>> passing;
     std::vector<std::pair<Weak, double>> used;
     std::vector<std::pair<StorageImpl*, Weak>> settled;
     {
       std::unique_lock<std::mutex> lock(mutex);
-      for (const Record& record : records_) {
+      records_ = compact(passing);
+      journal = all ? std::exchange(records_, {}) : split();
+      for (const Record& record : journal) {
         for (const Place& place : record.outputs) {
           if (Entry* entry = storages.known(place.key)) entry->told = true;
         }
       }
-      journal = compact(passing);
-      records_.clear();
       settled.swap(storages.fixed);
       overwrote = false;
-      for (StorageImpl* key : storages.noted) {
-        Entry* entry = storages.known(key);
-        if (entry == nullptr) continue;
-        if (entry->made && entry->last >= 0) used.emplace_back(entry->storage, entry->last);
-        entry->pending = false;
-        entry->last = -1;
+      used = storages.take_used();
+      for (const Record& record : records_) {
+        for (const View& view : record.views) storages.await(view.place);
       }
-      storages.noted.clear();
     }
     py::list records, touched, fixed;
     for (const auto& [key, storage] : settled) {
@@ -131,6 +128,11 @@ class Journal {
 
   bool has_news() const { return !records_.empty() || !storages.fixed.empty(); }
 
+  // As Python knows it.
+  static py::object wrapped(c10::Storage storage) {
+    return py::reinterpret_steal<py::object>(THPStorage_Wrap(std::move(storage)));
+  }
+
   Storages storages;
   bool overwrote = false;  // a record that Python has not read ended a content that it may know
 
@@ -142,6 +144,7 @@ class Journal {
     size_t left = records_.size();
     for (auto record = records_.rbegin(); record != records_.rend(); ++record, --left) {
       bool is_recent = records_.size() - left < SOON;
+      record->recent = records_.size() - left < (record->backward ? LATER : SOON);
       if (record->is_dead()) passing.emplace_back(record->number, record->passing || is_recent);
       bool wanted = false;
       for (Place& place : record->outputs) {
@@ -160,6 +163,38 @@ class Journal {
     std::reverse(kept.begin(), kept.end());
     storages.tidy();
     return kept;
+  }
+
+  // The records that Python must know of: those whose results are there, and have been for a while, and those that they
+  // need. What is written over must not be split: all records up to such a write go with it. The others stay.
+  std::vector<Record> split() {
+    std::unordered_map<StorageImpl*, std::vector<size_t>> makers;
+    std::vector<size_t> stack;
+    for (size_t i = 0; i < records_.size(); ++i) {
+      const Record& record = records_[i];
+      for (const Place& place : record.outputs) makers[place.key].push_back(i);
+      const Entry* target = record.writes < 0 ? nullptr : storages.known(record.outputs[0].key);
+      if ((!record.recent && record.has_results()) || (target != nullptr && target->told)) stack.push_back(i);
+    }
+    std::vector<bool> goes(records_.size());
+    size_t before = 0;  // all of these go
+    while (!stack.empty()) {
+      size_t top = stack.back();
+      stack.pop_back();
+      if (goes[top]) continue;
+      goes[top] = true;
+      for (const View& view : records_[top].views) {
+        for (size_t maker : makers[view.place.key]) stack.push_back(maker);
+      }
+      for (const Place& place : records_[top].outputs) {
+        for (size_t maker : makers[place.key]) stack.push_back(maker);
+      }
+      for (; records_[top].writes >= 0 && before < top; ++before) stack.push_back(before);
+    }
+    std::vector<Record> taken, left;
+    for (size_t i = 0; i < records_.size(); ++i) (goes[i] ? taken : left).push_back(std::move(records_[i]));
+    records_ = std::move(left);
+    return taken;
   }
 
   // An argument with an undefined tensor for each of the device's; their views.
@@ -187,8 +222,7 @@ class Journal {
 
   static py::object wrapped(const Weak& weak) {
     auto storage = weak.lock();
-    if (!storage) return py::none();
-    return py::reinterpret_steal<py::object>(THPStorage_Wrap(c10::Storage(std::move(storage))));
+    return storage ? wrapped(c10::Storage(std::move(storage))) : py::none();
   }
 
   static py::tuple described(const Place& place) {

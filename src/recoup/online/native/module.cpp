@@ -55,6 +55,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("take_seconds", &Watch::take_seconds)
       .def("allocated", &Watch::allocated)
       .def("has_news", &Watch::has_news)
+      .def_readwrite("preparing", &Watch::preparing)
       .def_readwrite("at", &Watch::at)
       .def_property_readonly("overwrote", &Watch::overwrote)
       .def_readonly("over", &Watch::over)

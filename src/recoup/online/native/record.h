@@ -24,6 +24,12 @@ using Shape = c10::SmallVector<int64_t, 5>;
 // In torch 2.11 a key that nothing uses; in 2.13 it is there for fake tensors, which no training step is made of.
 constexpr DispatchKey OURS = DispatchKey::Fake;
 
+// Excluded, operators run as kernels alone: no graph, no casts, nobody sees them.
+inline DispatchKeySet all_above_kernels() {
+  return c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
+         DispatchKeySet({OURS, DispatchKey::Python, DispatchKey::PythonTLSSnapshot});
+}
+
 // A storage. While something weak holds it, its address is not given to another.
 struct Place {
   StorageImpl* key;
@@ -77,6 +83,7 @@ struct Record {
   bool grad;
   bool backward;  // of a gradient that nobody will differentiate
   bool passing = false;
+  bool recent = false;  // its results may well be gone soon
   bool invalid = false;  // what it read has changed since
   std::vector<IValue> args;
   std::vector<bool> gaps;
@@ -89,14 +96,17 @@ struct Record {
     return std::all_of(outputs.begin(), outputs.end(), [](const Place& one) { return one.storage.expired(); });
   }
 
+  // Whether something that it made is there and may be evicted.
+  bool has_results() const {
+    return std::any_of(outputs.begin(), outputs.end(), [](const Place& one) { return !one.stays && !one.storage.expired(); });
+  }
+
   // The result once more, from the bytes that each view looked at. Nothing but kernels runs.
   std::vector<at::Tensor> again(const std::vector<py::object>& sources) const {
     std::vector<at::Tensor> tensors;
     for (size_t i = 0; i < views.size(); ++i) tensors.push_back(views[i].over(torch::createStorage(sources[i].ptr())));
     py::gil_scoped_release released;
-    c10::impl::ExcludeDispatchKeyGuard kernels(
-        c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
-        DispatchKeySet({OURS, DispatchKey::Python, DispatchKey::PythonTLSSnapshot}));
+    c10::impl::ExcludeDispatchKeyGuard kernels(all_above_kernels());
     c10::AutoGradMode mode(grad);
     Stack stack = filled(tensors);
     op.callBoxed(&stack);

@@ -41,10 +41,12 @@ struct Traits {
 struct Scan {
   Key key;  // the same for calls that take the same
   bool plain = true;  // nothing odd among them
-  bool there = true;  // nothing evicted
   bool foreign = false;  // a tensor of another device, and no number that PyTorch made one of
   bool fractions = false;
   std::vector<at::Tensor> tensors;  // of the device
+
+  // Whether nothing is evicted.
+  bool is_there() const { return std::all_of(tensors.begin(), tensors.end(), recoup::is_there); }
 
   // One argument.
   void read(const IValue& value, c10::Device device) {
@@ -65,7 +67,6 @@ struct Scan {
       key.insert(key.end(), tensor.sizes().begin(), tensor.sizes().end());
       if (managed) {
         key.insert(key.end(), tensor.strides().begin(), tensor.strides().end());
-        there = there && is_there(tensor);
         tensors.push_back(tensor);
       } else if (!tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
         foreign = true;

@@ -33,6 +33,30 @@ class Storages {
     entry.last = now;
   }
 
+  // A record that Python has not read needs it.
+  void await(const Place& place) {
+    Entry& entry = at(place);
+    if (!entry.pending && entry.last < 0) noted.push_back(place.key);
+    entry.pending = true;
+  }
+
+  // When what Python knows was last used. No record needs anything any more, as far as this goes.
+  std::vector<std::pair<Weak, double>> take_used() {
+    std::vector<std::pair<Weak, double>> used;
+    for (StorageImpl* key : std::exchange(noted, {})) {
+      Entry* entry = known(key);
+      if (entry == nullptr) continue;
+      entry->pending = false;
+      if (entry->made && !entry->told && entry->last >= 0) {
+        noted.push_back(key);  // Python does not know it yet
+        continue;
+      }
+      if (entry->made && entry->last >= 0) used.emplace_back(entry->storage, entry->last);
+      entry->last = -1;
+    }
+    return used;
+  }
+
   Entry& at(const Place& place) { return entries_.try_emplace(place.key, Entry{place.storage}).first->second; }
 
   Entry* known(StorageImpl* key) {

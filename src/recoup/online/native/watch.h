@@ -8,6 +8,7 @@
 
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/PyInterpreter.h>
 
 #include <atomic>
@@ -143,7 +144,7 @@ class Watch {
     return count_().cast<int64_t>();
   }
 
-  py::tuple take() { return journal_.take(mutex_); }
+  py::tuple take(bool all) { return journal_.take(mutex_, all); }
   bool has_news() const { return journal_.has_news(); }
   bool overwrote() const { return journal_.overwrote; }
   bool is_crowded() const { return seen_.size() >= CROWDED; }
@@ -156,6 +157,7 @@ class Watch {
   bool watches = false;  // which operators pass
   int64_t away = 0;  // bytes that the program holds and that are evicted
   double clock = 0;
+  py::object preparing;  // brings back what an operator reads, and makes room for what it makes
 
  private:
   static void pass(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
@@ -179,25 +181,50 @@ class Watch {
     bool lone = scan.tensors.empty();
     if (lone && scan.foreign && scan.plain && !traits->has_device) return pass(op, keys, stack);
     bool odd = !scan.plain || scan.foreign || (lone && scan.fractions);
-    if (odd || !scan.there || traits->looks) return ask(op, stack, {});
+    if (odd || traits->looks) return ask(op, stack, {});
     lock.lock();
     auto kind = kinds_.find(scan.key);
-    if (kind == kinds_.end()) {
-      lock.unlock();
-    } else if (familiar_) {
-      Kind what = kind->second;
-      lock.unlock();
-      if (is_expected(what, *traits, args)) return pass(op, keys, stack);
-    } else if (journals && traits->repeatable && !is_crowded()) {
-      Kind what = kind->second;
+    bool knows = kind != kinds_.end();
+    Kind what = knows ? kind->second : Kind{};
+    bool familiar = familiar_;
+    bool notes = journals && traits->repeatable && !is_crowded();
+    lock.unlock();
+    if (knows && familiar) {
+      if (scan.is_there() && is_expected(what, *traits, args)) return pass(op, keys, stack);
+    } else if (int64_t memory = 0; knows && notes && (is_ready(scan, what, memory) || prepare(scan, what, memory))) {
+      lock.lock();
       bool over = journal_.storages.may_write_over(*traits, args);
       bool fine = over || journal_.may_write(*traits, args);
       lock.unlock();
-      int64_t memory = allocated();
-      if (fine && memory + what.bytes <= budget_ && note(op, keys, stack, *traits, what, memory, scan, over)) return;
+      if (fine && note(op, keys, stack, *traits, what, memory, scan, over)) return;
     }
-    if (lock.owns_lock()) lock.unlock();
     ask(op, stack, std::move(scan.key));
+  }
+
+  // Whether what a call reads is there, and there is room for what it makes beside the `memory` that is allocated.
+  bool is_ready(const Scan& scan, const Kind& kind, int64_t& memory) const {
+    if (!scan.is_there()) return false;
+    memory = allocated();
+    return memory + kind.bytes <= budget_;
+  }
+
+  // Let Python see to that.
+  bool prepare(const Scan& scan, const Kind& kind, int64_t& memory) {
+    {
+      py::gil_scoped_acquire held;
+      c10::impl::ExcludeDispatchKeyGuard kernels(all_above_kernels());
+      try {
+        py::list storages;
+        for (const at::Tensor& tensor : scan.tensors) storages.append(Journal::wrapped(tensor.storage()));
+        preparing(storages, kind.number, kind.bytes);
+      } catch (py::error_already_set& problem) {
+        problem.restore();
+        python_error error;
+        error.persist();
+        throw error;
+      }
+    }
+    return is_ready(scan, kind, memory);
   }
 
   // The same tensor again: nothing can go wrong, and PyTorch calls it where Python must not have a hand in the result.

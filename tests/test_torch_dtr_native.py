@@ -67,7 +67,7 @@ def test_with_room_hardly_anything_comes_to_python(asked):
     assert run.report.evictions == 0
 
 
-def test_with_less_only_what_is_evicted_or_has_no_room_does(asked):
+def test_with_less_hardly_anything_does_either(asked):
     training = Training()
     peak = training.peak()
     with recoup.dtr(int(0.7 * peak), device="cpu", learn=False) as run:
@@ -80,8 +80,30 @@ def test_with_less_only_what_is_evicted_or_has_no_room_does(asked):
         evicted, repeated = run.report.evictions - before[0], run.report.rematerializations - before[1]
     assert evicted > 0
     assert repeated > 0
-    assert len(asked) <= 4 * (evicted + repeated) < 5 * 100
+    assert len(asked) <= 5 * 4  # what is written over for good, and where a profiler would begin and end
     assert run.report.peak_bytes <= int(0.7 * peak)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_no_memory_for_an_operator_that_is_known(asked, backward):
+    x = torch.zeros(2**16, requires_grad=True)
+    held = []
+
+    def hold(tensor):
+        for _ in range(8):
+            held.append(tensor.detach().exp().numpy())  # which cannot be evicted
+
+    with recoup.dtr(counter().allocated() + 6 * x.nbytes, device="cpu", learn=False):
+        for _ in range(4):
+            x.detach().exp()
+        y = x.sin()
+        y.register_hook(hold)
+        asked.clear()
+        with pytest.raises(recoup.BudgetError, match=r"aten\.exp needs .* are in use"):
+            y.square().sum().backward() if backward else hold(x)
+        assert "aten.exp.default" not in asked
+        held.clear()
+        assert x.exp().sum().item() == 2**16
 
 
 def test_a_familiar_step_passes_but_for_its_first_operator(asked):
@@ -215,9 +237,26 @@ def within_a_subclass(p, x, z):
     return [y.a, y.b, pair.a]
 
 
+def many_between(p, x, z):
+    s = p * x
+    y = s.exp()
+    s.add_(z)
+    w = s.sin()
+    for _ in range(10):
+        x + x
+    yield
+    s.mul_(w)
+    v = s * y
+    yield
+    p.mul_(z)
+    del s, w
+    yield
+    return [v, y]
+
+
 PROGRAMS = (
     over_then_its_source, over_then_let_go, over_and_given_out, a_source_that_dies_while_another_is_unread,
-    over_while_something_is_away, another_storage, a_cycle, under_a_mode, within_a_subclass,
+    over_while_something_is_away, another_storage, a_cycle, under_a_mode, within_a_subclass, many_between,
 )  # fmt: skip
 
 
@@ -236,12 +275,13 @@ def drive(program, evict, times=1):
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 @pytest.mark.parametrize("known", [False, True], ids=["new", "known"])
-def test_programs_that_confuse_what_was_made_from_what(asked, program, known):
+@pytest.mark.parametrize("recent", [False, True], ids=["all but recent", "all"])
+def test_programs_that_confuse_what_was_made_from_what(asked, program, known, recent):
     theirs = drive(program, lambda: None)
     with recoup.dtr("1GiB", device="cpu", learn=False) as run:
 
         def evict():
-            run._keeper._catch_up()
+            run._journal.read() if recent else run._journal.skim()
             with below_autograd():
                 for content in run._keeper._pool.living():
                     run._keeper.evict(content)
@@ -249,6 +289,6 @@ def test_programs_that_confuse_what_was_made_from_what(asked, program, known):
         if known:  # to C++: it has seen each operator often enough
             drive(program, lambda: None, times=4)
         ours = drive(program, evict)
-    assert run.report.evictions > 0 or program is another_storage
+    assert run.report.evictions > 0 or program is another_storage or not recent
     for mine, yours in zip(ours, theirs, strict=True):
         assert torch.equal(mine, yours)

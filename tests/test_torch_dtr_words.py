@@ -42,6 +42,16 @@ def test_a_budget_must_be_bytes(budget):
         dtr(budget)
 
 
+def test_a_budget_that_means_nothing():
+    with pytest.raises(recoup.BudgetError, match=r"no unit 'parsec': write bytes with a unit, .* or 'auto'$"):
+        dtr("12parsec")
+
+
+def test_a_limit_below_one():
+    with pytest.raises(recoup.SettingError, match="1 or more"):
+        dtr(ROOM, limit=0)
+
+
 def test_no_such_heuristic():
     with pytest.raises(recoup.MethodError, match="no heuristic"):
         dtr(ROOM, heuristic="magic")

@@ -19,14 +19,14 @@ _HELP = "write bytes with a unit, as in 6GiB, 500MB or 123B, or a fraction of th
 Budget = int | float | str | None
 
 
-def parse_bytes(text: str) -> int:
-    """``'6GiB'``, ``'1.5 GB'``, ``'123B'`` to bytes; GiB is 2^30, GB is 10^9."""
+def parse_bytes(text: str, hint: str = _HELP) -> int:
+    """``'6GiB'``, ``'1.5 GB'``, ``'123B'`` to bytes; GiB is 2^30, GB is 10^9. ``hint`` is what to write instead."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]+)\s*", text)
     if match is None:
-        raise BudgetError(f"{text!r} is not a budget: {_HELP}")
+        raise BudgetError(f"{text!r} is not a budget: {hint}")
     number, unit = match.groups()
     if unit.lower() not in _UNITS:
-        raise BudgetError(f"{text!r}: there is no unit {unit!r}: {_HELP}")
+        raise BudgetError(f"{text!r}: there is no unit {unit!r}: {hint}")
     count = int(Fraction(number) * _UNITS[unit.lower()])
     if count >= 2**62:
         raise BudgetError(f"{text!r} is more memory than there is")

@@ -53,7 +53,7 @@ class Lessons:
         self._report = report
         self._known: dict[Hashable, Learned] = {}
         self._alike: dict[Hashable, int] = {}
-        self._pending: list[tuple[Learned, torch.cuda.Event, torch.cuda.Event]] = []
+        self._pending: list[tuple[Learned, torch.cuda.Event, torch.cuda.Event, bool]] = []
 
     def find(
         self,
@@ -103,13 +103,15 @@ class Lessons:
         above = highest - torch.cuda.memory_allocated(self.device)
         known.workspace = above if known.runs == 0 else max(known.workspace, above)
         known.runs += 1
-        self._pending.append((known, start, end))
+        self._pending.append((known, start, end, known.seconds == 0))
         return result
 
     def _read_events(self) -> None:
         while self._pending and self._pending[0][2].query():
-            known, start, end = self._pending.pop(0)
+            known, start, end, uncounted = self._pending.pop(0)
             took = start.elapsed_time(end) / 1000
+            if uncounted:  # nobody knew yet what it takes
+                self._report.base_seconds += took
             known.seconds = took if known.seconds == 0 else min(known.seconds, took)
 
     def _foretell(

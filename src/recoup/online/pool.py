@@ -119,7 +119,7 @@ class Pool:
         """Tell the heuristic what came and went since it last chose; most programs hold and drop much more than is ever
         evicted. To it, evicted is what the program holds and is away. What is away for others' sake is theirs."""
         storages, heuristic = self._storages, self._heuristic
-        for number in self.needs.changed:
+        for number in dict.fromkeys(self.needs.changed):
             content = self._numbers[number]()
             there = content is None or content.resident or not content.held
             if there != storages.resident[number]:
@@ -138,6 +138,10 @@ class Pool:
         made from dear, long after anyone could need it."""
         storages = self._storages
         reads = storages.dependencies[number]
+        legacy = len(reads), len(storages.dependents[number]), storages.cost[number]
+        if self._bequeathed.get(number) == legacy:
+            return
+        self._bequeathed[number] = legacy
         for heir in self._heirs(number):
             if len(reads) <= _INHERITED and not reads <= storages.dependencies[heir]:
                 storages.grow(heir, 0, reads)
@@ -188,6 +192,8 @@ class Pool:
         self._heuristic = self._make()
         self._heuristic.watch(self._storages)
         self._numbers: list[weakref.ref[Content]] = []
+        self._bequeathed: dict[int, tuple[int, int, float]] = {}
+        """How much each left, when it last did."""
         self._readers: dict[int, set[int]] = {}
         """What was made from each: unlike the heuristic's neighbours, by its own call alone."""
         self.needs.changed.clear()

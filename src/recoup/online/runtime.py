@@ -40,7 +40,7 @@ from recoup.online.operators import Traits, read_traits, written_tensors
 from recoup.online.report import Report
 from recoup.online.writing import Ran
 from recoup.torch.memory import automatic_budget
-from recoup.units import Budget, resolve_budget
+from recoup.units import Budget, parse_bytes, resolve_budget
 
 _open: set[torch.device] = set()
 _LOOK_EVERY = 64  # operators between two looks at the allocator's own count
@@ -78,6 +78,10 @@ def dtr(
     With thousands of tensors, choosing takes time: ``small=0.01`` ignores those below that share of the average size,
     ``sample=True`` looks at a sample of about the square root of all.
     """
+    if limit is not None and not limit >= 1:
+        raise SettingError(
+            f"limit={limit!r}: a multiple of what operators take once, 1 or more; None never warns"
+        )
     chooses = partial(make, heuristic, small=small, sample=sample)
     return Runtime(budget, pick_device(device), chooses, limit, learn)
 
@@ -350,6 +354,8 @@ class Runtime(OperatorMode):
 def _bytes_of(budget: Budget, device: torch.device) -> int:
     if budget == "auto":
         return automatic_budget(device)
+    if isinstance(budget, str) and budget.strip()[-1:].isalpha():
+        return parse_bytes(budget, "write bytes with a unit, as in 6GiB, 500MB or 123B, or 'auto'")
     size = resolve_budget(budget, 0)
     if not size:
         raise BudgetError(

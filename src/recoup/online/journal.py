@@ -1,8 +1,9 @@
 """What ran without Python, and how the keeper learns of it.
 
-Where the C++ part is built (:mod:`recoup.online.native`), it sees every operator first. What it can let run it does,
-and writes down what was made from what. Nobody reads that until memory runs short, or something is to be written over:
-then the records of what is still there, or needed to make that again, become contents and calls like all others.
+Where the C++ part is built (:mod:`recoup.online.native`), it sees every operator first. What it knows it lets run, after
+Python has made room if that is needed, and writes down what was made from what. Nobody reads that until memory runs
+short, or something is to be written over: then the records of what is still there, or needed to make that again, become
+contents and calls like all others. Many results are gone before anyone has read of them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 // Operators of a program, seen below autograd without Python.
 //
 // Most operators need nothing from the runtime: what they read is there, and there is room for what they make. Those run
-// from here, at a microsecond or two each. Of the ones that make something a record is written, from which Python makes
-// its books when memory runs short. All others go to Python, to the mode that sees every operator where this is not
-// built. The lock is never held while an operator runs or Python is called.
+// from here, at a microsecond or two each. If memory is short, Python sees to it first. Of the ones that make something a
+// record is written, from which Python makes its books when it has to evict. Operators that are not known, or odd, go to
+// Python, to the mode that sees every operator where this is not built. The lock is never held while an operator runs or
+// Python is called.
 #pragma once
 
 #include <c10/core/CachingDeviceAllocator.h>

@@ -45,6 +45,12 @@ struct Scan {
   bool fractions = false;
   std::vector<at::Tensor> tensors;  // of the device
 
+  explicit Scan(const c10::FunctionSchema& schema) {
+    key.reserve(64);
+    tensors.reserve(8);
+    key.push_back(reinterpret_cast<int64_t>(&schema));
+  }
+
   // Whether nothing is evicted.
   bool is_there() const { return std::all_of(tensors.begin(), tensors.end(), recoup::is_there); }
 

@@ -33,6 +33,12 @@ class Storages {
     entry.last = now;
   }
 
+  void use(const at::Tensor& tensor, double now) {
+    StorageImpl* key = tensor.storage().unsafeGetStorageImpl();
+    Entry* entry = known(key);
+    use(entry != nullptr ? *entry : at(Place(tensor)), now, key);
+  }
+
   // A record that Python has not read needs it.
   void await(const Place& place) {
     Entry& entry = at(place);

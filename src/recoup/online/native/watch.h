@@ -176,8 +176,7 @@ class Watch {
     if (traits->looks && args[0].isTensor() && is_plain(args[0].toTensor()) && is_there(args[0].toTensor())) {
       return pass(op, keys, stack);
     }
-    Scan scan;
-    scan.key.push_back(reinterpret_cast<int64_t>(&schema));
+    Scan scan(schema);
     for (const IValue& value : args) scan.read(value, device_);
     bool lone = scan.tensors.empty();
     if (lone && scan.foreign && scan.plain && !traits->has_device) return pass(op, keys, stack);
@@ -332,7 +331,7 @@ class Watch {
     }
     if (over || traits.writes.empty()) journal_.write_down(op, kind, traits, std::move(args), *stack, over, clock + seconds_);
     double now = clock + seconds_;
-    for (const at::Tensor& tensor : scan.tensors) journal_.storages.use(journal_.storages.at(Place(tensor)), now, Place(tensor).key);
+    for (const at::Tensor& tensor : scan.tensors) journal_.storages.use(tensor, now);
     seconds_ += kind.seconds;
     return true;
   }

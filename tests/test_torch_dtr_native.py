@@ -1,6 +1,8 @@
 """The part of DTR's runtime that is in C++: what it lets pass, and what happens where it cannot be built."""
 
 import gc
+import time
+import weakref
 
 import pytest
 import torch
@@ -104,6 +106,85 @@ def test_no_memory_for_an_operator_that_is_known(asked, backward):
         assert "aten.exp.default" not in asked
         held.clear()
         assert x.exp().sum().item() == 2**16
+
+
+def test_a_step_found_while_memory_is_short_is_followed(asked):
+    weight = torch.randn(2**14, requires_grad=True)
+    x = torch.randn(2**14)
+
+    def step():
+        h = x * weight
+        for _ in range(16):
+            h = torch.sigmoid(torch.tanh(h))
+        torch.autograd.grad(h.sum(), [weight])
+
+    step()
+    budget = counter().allocated() + 12 * x.nbytes + 300
+    with recoup.dtr(budget, device="cpu") as run:
+        counter().reset_peak()
+        begin = time.monotonic()
+        while run.report.followed < 2 and time.monotonic() - begin < 100:
+            step()
+        assert counter().peak() <= budget
+    assert run.report.followed >= 2
+
+
+def test_a_block_leaves_nothing_behind(asked):
+    def block():
+        with recoup.dtr("1GiB", device="cpu") as run:
+            torch.ones(8).exp()
+        return weakref.ref(run._journal), weakref.ref(run._keeper), weakref.ref(run._learner)
+
+    left = block()
+    block()
+    gc.collect()
+    assert [reference() for reference in left] == [None] * 3
+
+
+def crowd(x, times=14):
+    """So much at a time that memory runs short, and Python reads what is there."""
+    del [torch.exp(x) for _ in range(times)][:]
+
+
+def made_in_python_from_what_is_fixed(p, x):
+    for _ in range(4):  # known to C++ after that
+        torch.lgamma(p)
+        p.mul_(0.9)
+        torch.exp(x)
+    h = torch.lgamma(p)
+    crowd(x)
+    p.mul_(0.5)  # h cannot be made again any more
+    y = torch.cat([h, h])
+    del h
+    crowd(x)
+    return y + 0
+
+
+def given_out_after_a_write(p, x):
+    for _ in range(4):
+        torch.exp(torch.tanh(p).add_(x))
+    h = torch.tanh(p)
+    crowd(x)
+    h.add_(x)
+    array = h.numpy()
+    y = torch.exp(h)
+    array[:] = 0
+    crowd(x, 20)
+    return y + 0
+
+
+@pytest.mark.parametrize("program", [made_in_python_from_what_is_fixed, given_out_after_a_write])
+@pytest.mark.parametrize("room", [7, 9, 11, 13])
+@pytest.mark.filterwarnings("ignore:results of")
+def test_programs_that_run_short_of_memory(asked, program, room):
+    def inputs():
+        return torch.linspace(0.1, 2, 2**15), torch.linspace(0.5, 3, 2**15)
+
+    theirs = program(*inputs())
+    p, x = inputs()
+    with recoup.dtr(counter().allocated() + room * x.nbytes, device="cpu", learn=False) as run:
+        assert torch.equal(program(p, x), theirs)
+        assert run.report.evictions > 0
 
 
 def test_a_familiar_step_passes_but_for_its_first_operator(asked):

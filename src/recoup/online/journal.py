@@ -1,7 +1,7 @@
 """What ran without Python, and how the keeper learns of it.
 
-Where the C++ part is built (:mod:`recoup.online.native`), it sees every operator first. What it knows it lets run, after
-Python has made room if that is needed, and writes down what was made from what. Nobody reads that until memory runs
+Where the C++ part is built (:mod:`recoup.online.native`), it sees every operator first. What it knows it lets run,
+after Python has made room if need be, and writes down what was made from what. Nobody reads that until memory runs
 short, or something is to be written over: then the records of what is still there, or needed to make that again, become
 contents and calls like all others. Many results are gone before anyone has read of them.
 """
@@ -135,7 +135,7 @@ class Journal:
 
     def needs(self, content: Content) -> bool:
         """Whether a record that was not read needs it."""
-        if not self._reading and not self._watch.is_pending(content.key):
+        if not self._watch.mourn(content.key) and not self._reading:
             return False
         self._died[content.key] = content
         return True
@@ -149,7 +149,7 @@ class Journal:
         self._read(all_of_it=False)
 
     def _read(self, all_of_it: bool) -> bool:
-        if self._reading or not self._watch.has_news():
+        if self._reading or not (self._died or self._watch.has_news()):
             return False
         keeper = self._keeper
         collects = gc.isenabled()
@@ -163,6 +163,8 @@ class Journal:
                 content = self._died.get(key) if storage is None else keeper.register.find_in(storage)
                 if content is not None:
                     keeper.losses.fix(content)
+                    if not content.resident:
+                        keeper.losses.forsake(content)
             made: dict[int, Content] = {}
             for record, number, views, outputs, writes in records:
                 known, name = self._kinds[number]
@@ -188,7 +190,7 @@ class Journal:
                     keeper.touch(content, clock)
         finally:
             self._reading = False
-            self._died = {key: content for key, content in self._died.items() if self._watch.is_pending(key)}
+            self._died = {key: content for key, content in self._died.items() if self._watch.mourn(key)}
             for content in gone:
                 if self.needs(content):
                     keeper.losses.lose(content)

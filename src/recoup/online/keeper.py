@@ -421,6 +421,7 @@ class Keeper:
 
     def give_out(self, tensor: torch.Tensor, lasting: bool) -> None:
         """The program takes a tensor's bytes past the dispatcher; if for longer, they can never be evicted again."""
+        self._catch_up()  # someone may have written over what we know
         content = self.content_of(tensor) if self._open else None
         if content is None:
             return

@@ -79,9 +79,7 @@ def dtr(
     ``sample=True`` looks at a sample of about the square root of all.
     """
     if limit is not None and not limit >= 1:
-        raise SettingError(
-            f"limit={limit!r}: a multiple of what operators take once, 1 or more; None never warns"
-        )
+        raise SettingError(f"limit={limit!r}: a multiple of what operators take once, 1 or more; None never warns")
     chooses = partial(make, heuristic, small=small, sample=sample)
     return Runtime(budget, pick_device(device), chooses, limit, learn)
 

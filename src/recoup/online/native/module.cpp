@@ -46,7 +46,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("made", &Watch::made)
       .def("disown", &Watch::disown)
       .def("settle", &Watch::settle)
-      .def("is_pending", &Watch::is_pending)
+      .def("mourn", &Watch::mourn)
       .def("expect", &Watch::expect)
       .def("begin_step", &Watch::begin_step)
       .def("end_step", &Watch::end_step)

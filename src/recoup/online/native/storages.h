@@ -19,6 +19,7 @@ struct Entry {
   bool made = false;  // by a call that can be repeated, so that it may be evicted
   bool told = false;  // to Python
   bool pending = false;  // a record that Python has not read needs it
+  bool mourned = false;  // Python remembers by its address what it held
   bool rewritten = false;  // what was made from it may be from before that
   double last = -1;  // when it was last used, if Python does not know
   std::vector<StorageImpl*> readers;  // what was made from it, since it was last written to
@@ -154,7 +155,7 @@ class Storages {
       readers.erase(std::unique(readers.begin(), readers.end()), readers.end());
       readers.erase(std::remove_if(readers.begin(), readers.end(), [&](auto* one) { return !matter.count(one); }),
                     readers.end());
-      bool over = entry->second.storage.expired() && readers.empty();
+      bool over = entry->second.storage.expired() && readers.empty() && !entry->second.mourned;
       entry = over ? entries_.erase(entry) : std::next(entry);
     }
     auto gone = [&](StorageImpl* key) { return known(key) == nullptr; };

@@ -43,6 +43,7 @@ class Watch {
     c10::impl::tls_set_dispatch_key_included(OURS, false);
     active = nullptr;
     mode_.reset();
+    preparing = py::none();  // which knows us
   }
 
   static void seen(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
@@ -93,11 +94,14 @@ class Watch {
     if (Entry* entry = journal_.storages.known(reinterpret_cast<StorageImpl*>(key))) entry->made = false;
   }
 
-  // Whether a record that Python has not read needs what a storage held.
-  bool is_pending(int64_t key) {
+  // Whether a record that Python has not read needs what a storage held that is no more. If so, its address is not given to
+  // another until this is asked again, and no record does.
+  bool mourn(int64_t key) {
     Lock lock(mutex_);
     Entry* entry = journal_.storages.known(reinterpret_cast<StorageImpl*>(key));
-    return entry != nullptr && entry->pending;
+    if (entry == nullptr) return false;
+    entry->mourned = entry->pending;
+    return entry->pending;
   }
 
   // A step that is known: its operators, which of them may pass, and what is allocated when they come.
@@ -224,7 +228,7 @@ class Watch {
         throw error;
       }
     }
-    return is_ready(scan, kind, memory);
+    return journals && is_ready(scan, kind, memory);  // else the learner wants to see it
   }
 
   // The same tensor again: nothing can go wrong, and PyTorch calls it where Python must not have a hand in the result.

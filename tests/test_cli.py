@@ -28,7 +28,7 @@ KEYS = [
 
 def recoup(*arguments, env=None):
     """The real command, as a user runs it."""
-    command = [sys.executable, "-c", "from recoup.cli import main; main()", *map(str, arguments)]
+    command = [sys.executable, "-m", "recoup", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | (env or {}), timeout=120)
 
 

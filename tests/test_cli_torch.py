@@ -235,7 +235,7 @@ def test_the_longest_sequence_is_what_one_would_checkpoint():
 
 def as_a_user(*arguments):
     """The real command, in a process of its own."""
-    command = [sys.executable, "-c", "from recoup.cli import main; main()", *arguments]
+    command = [sys.executable, "-m", "recoup", *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=120)
 
 

@@ -15,7 +15,7 @@ from recoup.online import native
 if TYPE_CHECKING:
     from recoup.online.calls import View
 
-_BUSY_CYCLES = 200_000
+_BUSY_CYCLES = 600_000
 _CAN_EXCHANGE = hasattr(torch.UntypedStorage, "_swap_data_ptr_")
 
 array_of = torch._C.TensorBase.numpy
@@ -89,7 +89,7 @@ def pick_device(device: torch.device | str | None) -> torch.device:
 
 
 def keep_busy() -> None:
-    """Let the GPU wait for about 0.1 ms, so that what is launched meanwhile runs back to back."""
+    """Let the GPU wait for about 0.3 ms, so that what is launched meanwhile runs back to back."""
     torch.cuda._sleep(_BUSY_CYCLES)  # type: ignore[no-untyped-call]
 
 

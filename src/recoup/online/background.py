@@ -14,8 +14,6 @@ from recoup.errors import RecoupError
 from recoup.graph import Graph
 from recoup.schedule import Schedule
 
-_COMMAND = "from recoup.cli import main; main()"
-
 
 class Planning:
     """``recoup solve`` on a graph, started at once."""
@@ -28,7 +26,7 @@ class Planning:
         path, answer = self._folder / "graph.json", self._folder / "answer.json"
         graph.save(path)
         self._answer = answer
-        command = [sys.executable, "-P", "-c", _COMMAND, "solve", str(path), "--json", "--budget", f"{budget}B"]
+        command = [sys.executable, "-P", "-m", "recoup", "solve", str(path), "--json", "--budget", f"{budget}B"]
         command += ["--time-limit", str(seconds), "--gap", str(gap)]
         environment = dict(
             os.environ, PYTHONPATH=os.pathsep.join(one for one in sys.path if one and isinstance(one, str))

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import recoup
+from recoup.online.report import Report
 from recoup.torch.memory import resident_bytes
 from recoup.torch.session import RecoupWarning
 from tests.torch_helpers import assert_same
@@ -71,6 +72,16 @@ def test_thrashing_warns_with_a_better_budget():
 
     with pytest.warns(RecoupWarning, match=r"operators take more than 2 times .* try "):
         up_and_down()
+
+
+def test_what_was_repeated_for_want_of_knowledge_is_no_thrashing():
+    report = Report(1024, base_seconds=1.0, remat_seconds=9.0, rematerializations=200)
+    report.excuse()
+    report.base_seconds, report.remat_seconds, report.rematerializations = 2.0, 10.5, 301
+    report.check(3.0)
+    report.remat_seconds = 11.5
+    with pytest.warns(RecoupWarning, match="more than 3 times"):
+        report.check(3.0)
 
 
 def test_the_report_reads_well():

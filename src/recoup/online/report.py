@@ -30,6 +30,8 @@ class Report:
     exceeded: dict[str, int] = field(default_factory=dict)
     """Operators that took more to work in than was known of them, and bytes by which that broke the budget."""
     _warned: bool = False
+    _since: tuple[float, float, int] = (0.0, 0.0, 0)
+    """What was taken, repeated, and how often, when thrashing was last excused."""
 
     def reached(self, memory: int, wanted: int = 0) -> None:
         """So much memory is, or will be, in use; ``wanted`` if nothing had been evicted."""
@@ -50,9 +52,11 @@ class Report:
 
     def check(self, limit: float | None) -> None:
         """Warn once when repeating takes more than the limit allows."""
-        if limit is None or self._warned or self.base_seconds == 0:
+        if limit is None or self._warned:
             return
-        if self.base_seconds + self.remat_seconds > limit * self.base_seconds and self.rematerializations > 100:
+        before, before_repeated, before_count = self._since
+        taken, repeated = self.base_seconds - before, self.remat_seconds - before_repeated
+        if taken and taken + repeated > limit * taken and self.rematerializations - before_count > 100:
             self._warned = True
             better = (self.budget_bytes + self.wanted_bytes) // 2
             warnings.warn(
@@ -61,6 +65,10 @@ class Report:
                 RecoupWarning,
                 stacklevel=2,
             )
+
+    def excuse(self) -> None:
+        """What was repeated so far was for want of knowledge, not of memory."""
+        self._since = self.base_seconds, self.remat_seconds, self.rematerializations
 
     def close(self) -> None:
         """The block is over."""

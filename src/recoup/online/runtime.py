@@ -126,6 +126,7 @@ class Runtime(OperatorMode):
 
     def __exit__(self, *problem: Any) -> None:
         self._around.close()
+        self._lessons.close()
         self.report.close()
 
     def _see(self, around: ExitStack) -> None:

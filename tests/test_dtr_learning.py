@@ -12,7 +12,7 @@ from recoup.generators import chain, named
 from recoup.graph import Graph, Implementation
 from recoup.online.background import Planning
 from recoup.online.notes import Note, Notes
-from recoup.online.orders import memory_with_copies, orders, outliving, worthwhile
+from recoup.online.orders import Order, memory_with_copies, orders, outliving, worthwhile
 from recoup.online.repeats import Repeats
 from recoup.schedule import Schedule
 from tests.strategies import graphs
@@ -171,6 +171,22 @@ def test_evictions_that_buy_nothing_are_left_out(graph, share, more):
     assert ran <= len(schedule)
     if room >= graph.resident_bytes + sum(sizes.values()) + max(op.workspace for op in graph.ops):
         assert not any(order.evict for orders_ in before for order in orders_)
+
+
+def test_what_came_back_for_others_stays_until_it_is_evicted():
+    notes = recoup.GraphBuilder()
+    for value, size in enumerate((2, 4, 8, 1, 16)):
+        notes.value(str(value), size)
+    for position, inputs in enumerate(((), ("0",), (), ("1", "2"), ("3",))):
+        notes.op(str(position), inputs=inputs, outputs=(str(position),), time=1)
+    graph = notes.build(["4"])
+    schedule = Schedule.of(graph, ["0", "1", "2", "0", "1", "3", "4"])
+    assert recoup.simulate(graph, schedule).peak_bytes == 17
+    ends = {0: 2, 1: 4, 2: 4, 3: 5}  # by itself the program lets go of 0 long before it comes back
+    before = worthwhile(orders(schedule, 5, ends), schedule, ends, 18, copies=False)
+    assert Order((0,), evict=True) in before[3]  # there is room beside 3, and none beside 4
+    before = worthwhile(orders(schedule, 5, ends), schedule, ends, 19, copies=False)
+    assert Order((0,), evict=True) not in before[3]
 
 
 def renamed(graph: Graph) -> Graph:

@@ -114,7 +114,10 @@ def worthwhile(
     dropped = set()
     for value, at in sorted(evictions, key=lambda one: sizes[one[0]]):
         back = min((again for again in returns.get(value, ()) if again > at), default=len(before))
-        stays = memory[at : max(at + 1, min(back + 1, ends.get(value, len(before))))]
+        end = ends.get(value, len(before))
+        if end <= at:  # it came back for others' sake, and nobody lets go of it
+            end = len(before)
+        stays = memory[at : min(back + 1, end)]
         if stays.max() + sizes[value] <= room:
             stays += sizes[value]
             dropped.add((value, at))

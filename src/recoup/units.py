@@ -33,23 +33,23 @@ def parse_bytes(text: str, hint: str = _HELP) -> int:
     return count
 
 
-def resolve_budget(budget: Budget, plain_peak: int) -> int | None:
+def resolve_budget(budget: Budget, plain_peak: int, hint: str = _HELP) -> int | None:
     """A budget in bytes: integers are bytes, floats fractions of ``plain_peak``, strings either; None is no limit."""
     if budget is None:
         return None
     if isinstance(budget, str):
         text = budget.strip()
         if re.fullmatch(r"[0-9]*\.?[0-9]+|[0-9]+\.", text) is None:
-            return parse_bytes(text)
+            return parse_bytes(text, hint)
         return _share(Fraction(text), plain_peak, budget)
     if isinstance(budget, bool) or not isinstance(budget, Real):
-        raise BudgetError(f"{budget!r} is not a budget: {_HELP}")
+        raise BudgetError(f"{budget!r} is not a budget: {hint}")
     if isinstance(budget, Integral):
         if not 0 <= budget < 2**62:
             raise BudgetError(f"a budget of {budget} bytes means nothing")
         return int(budget)
     if budget != budget or budget in (float("inf"), float("-inf")):
-        raise BudgetError(f"{budget!r} is not a budget: {_HELP}")
+        raise BudgetError(f"{budget!r} is not a budget: {hint}")
     return _share(Fraction(repr(float(budget))), plain_peak, budget)
 
 

@@ -192,10 +192,7 @@ class Journal:
             self._reading = False
             self._died = {key: content for key, content in self._died.items() if self._watch.mourn(key)}
             for content in gone:
-                if self.needs(content):
-                    keeper.losses.lose(content)
-                else:
-                    keeper.losses.lament([content])
+                keeper.losses.lament(content, self.needs(content))
             for number, soon in passing:
                 self._kinds[number][0].passing = soon
             if collects:

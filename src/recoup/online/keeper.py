@@ -223,10 +223,7 @@ class Keeper:
             return
         self.memory -= content.size
         content.resident = False
-        if self.unread is not None and self.unread.needs(content):
-            self.losses.lose(content)
-        else:
-            self.losses.lament([content])
+        self.losses.lament(content, self.unread is not None and self.unread.needs(content))
 
     def content_died(self, content: Content) -> None:
         """Nothing will ever need a content that was brought back for others: its bytes are free."""

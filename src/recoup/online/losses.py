@@ -6,7 +6,7 @@ fixed in turn.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from recoup.online.contents import Content
 from recoup.online.pool import Pool
@@ -24,17 +24,12 @@ class Losses:
         content.leave()
         self._pool.gone(content)
 
-    def lament(self, gone: Sequence[Content]) -> None:
-        """What follows from the loss of their bytes for what was made from them."""
-        for content in gone:
-            if not self._pool.has_dependents(content):
-                self._pool.withdraw(content)
-                content.resident = True  # so that nobody brings it back
-            else:
-                self.lose(content)
-
-    def lose(self, content: Content) -> None:
-        """The bytes are gone of a content that something was made from."""
+    def lament(self, content: Content, awaited: bool) -> None:
+        """What follows from the loss of its bytes for what was made from it; ``awaited``: not all of that is known."""
+        if not awaited and not self._pool.has_dependents(content):
+            self._pool.withdraw(content)
+            content.resident = True  # so that nobody brings it back
+            return
         self.lose_bytes(content)
         if content.call is None:
             self.forsake(content)

@@ -40,7 +40,7 @@ from recoup.online.operators import Traits, read_traits, written_tensors
 from recoup.online.report import Report
 from recoup.online.writing import Ran
 from recoup.torch.memory import automatic_budget
-from recoup.units import Budget, parse_bytes, resolve_budget
+from recoup.units import Budget, resolve_budget
 
 _open: set[torch.device] = set()
 _LOOK_EVERY = 64  # operators between two looks at the allocator's own count
@@ -353,9 +353,7 @@ class Runtime(OperatorMode):
 def _bytes_of(budget: Budget, device: torch.device) -> int:
     if budget == "auto":
         return automatic_budget(device)
-    if isinstance(budget, str) and budget.strip()[-1:].isalpha():
-        return parse_bytes(budget, "write bytes with a unit, as in 6GiB, 500MB or 123B, or 'auto'")
-    size = resolve_budget(budget, 0)
+    size = resolve_budget(budget, 0, "write bytes with a unit, as in 6GiB, 500MB or 123B, or 'auto'")
     if not size:
         raise BudgetError(
             f"{budget!r}: without a plan no plain peak is known to take a part of; give bytes, as in 6GiB"

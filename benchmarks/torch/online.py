@@ -90,7 +90,7 @@ def _limited(step: _Training, budget: int, device: torch.device) -> str:
     limit_process(ROOM)
     return (
         f"may reserve {1 + SLACK:g} of {budget / 2**30:.3f} GiB. {said}; with DTR: {WARM} steps, "
-        f"peak {run.report.peak_bytes / 2**30:.3f}, reserved {reserved / 2**30:.3f} GiB"
+        f"peak {run.report.peak_bytes / 2**30:.3f}, reserved {reserved / 2**30:.3f} GiB{_exceeded(run.report)}"
     )
 
 
@@ -138,10 +138,14 @@ def _measure(model: str, what: str, step: Step, device: torch.device, base: floa
     did = f"   {each['evictions']:.0f} evicted, {each['rematerializations']:.0f} repeated "
     did += f"({1000 * each['remat_seconds']:.1f} ms), search {1000 * each['search_seconds']:.1f} ms, "
     did += f"books {1000 * each['bookkeeping_seconds']:.1f} ms"
-    did += f", followed {each['followed']:.1f}" + (f", exceeded by {report.exceeded}" if report.exceeded else "")
+    did += f", followed {each['followed']:.1f}" + _exceeded(report)
     did += f", highest ever {report.peak_bytes / 2**30:.3f}"
     peak = measure_peak(step, device) if device.type == "cuda" else report.peak_bytes
     return Ran(model, what, took, peak, base, report.budget_bytes if report.budget_bytes < ROOM else None, did)
+
+
+def _exceeded(report: Report) -> str:
+    return f", exceeded by {report.exceeded}" if report.exceeded else ""
 
 
 def _median(step: Step, device: torch.device) -> float:

@@ -15,10 +15,9 @@ from recoup.online.calls import Call, RandomState, Repetition, Scratch, View, fl
 from recoup.online.contents import Content
 from recoup.online.keeper import Keeper
 from recoup.online.learned import Learned
-from recoup.online.operators import STATISTICS
+from recoup.online.operators import SIZED_BY_FLOATS, STATISTICS
 
 _VALUES = frozenset((int, bool, str, type(None), torch.dtype, torch.layout, torch.device, torch.memory_format))
-_SIZED_BY_FLOATS = ("arange", "range")
 _SMALL = 16  # elements: arguments of another device up to this size are copied into the call
 
 
@@ -37,7 +36,7 @@ class Arguments:
         self._repeatable = True
         self._places = self._read(args, keeper)
         self._names: dict[str, Any] = {}
-        if not self.tensors and func.overloadpacket.__name__ in _SIZED_BY_FLOATS:
+        if not self.tensors and func.overloadpacket.__name__ in SIZED_BY_FLOATS:
             self.key.append(repr(args))
         if kwargs:
             self.key.append(tuple(kwargs))

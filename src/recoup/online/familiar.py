@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from recoup.online.learned import TIMED_RUNS, Learned, canonical
+from recoup.online.operators import Traits
 from recoup.online.orders import Order
 from recoup.schedule import Schedule
 
@@ -21,11 +22,14 @@ from recoup.schedule import Schedule
 class Glance:
     """All that is looked at of an operator: which one, the shapes of its arguments, and numbers that may be sizes."""
 
-    __slots__ = ("func", "highest", "known", "light", "memory", "shapes")
+    __slots__ = ("func", "highest", "known", "light", "memory", "shapes", "traits")
 
-    def __init__(self, func: Any, args: tuple[Any, ...], known: Learned, memory: int, light: bool) -> None:
+    def __init__(
+        self, func: Any, args: tuple[Any, ...], traits: Traits, known: Learned, memory: int, light: bool
+    ) -> None:
         self.func = canonical(func)
         self.shapes = _shapes(args)
+        self.traits = traits
         self.known = known
         self.memory = memory
         """Bytes that were allocated when it came."""
@@ -33,6 +37,11 @@ class Glance:
         """Bytes that were allocated while it ran."""
         self.light = light and known.runs >= TIMED_RUNS
         """Whether it may pass."""
+
+    def passes_alone(self, is_remembered: bool) -> bool:
+        """Whether it needs no Python even where a plan is followed, and must know what it makes."""
+        simple = self.traits.simple if is_remembered else not self.traits.moves_storage
+        return simple and self.known.runs >= TIMED_RUNS
 
     def fits(self, func: Any, args: tuple[Any, ...]) -> bool:
         """Whether a call is this operator's."""
@@ -54,21 +63,24 @@ def _shapes(args: Sequence[Any]) -> list[Any]:
 
 def remembered(
     schedule: Schedule, orders: Sequence[Sequence[Order]], ends: Mapping[int, int], holds: Iterable[int]
-) -> set[int]:
+) -> tuple[set[int], set[int]]:
     """The operators of a step that must be known while its plan is followed: those that make what it evicts, or holds
-    for later, and what they read as far as that is not there any more when they run again. ``ends`` is when a value
-    goes that is not evicted."""
+    for later, and what they read as far as that is not there any more when they run again, which comes second.
+    ``ends`` is when a value goes that is not evicted."""
     graph = schedule.graph
     maker = {int(value): int(op.id) for op in graph.ops for value in op.outputs}
     evicted = {value for before in orders for order in before if order.evict for value in order.values}
     stack = [(value, 0) for value in (*evicted, *holds)]
     stack += [(value, at) for at, before in enumerate(orders) for order in before for value in order.values]
     seen: set[tuple[int, int]] = set()
+    lost: set[int] = set()
     while stack:
         value, at = one = stack.pop()
         if one in seen or value not in maker:
             continue
         seen.add(one)
         reads = map(int, graph.ops[graph.op_index[str(maker[value])]].inputs)
-        stack += [(read, at) for read in reads if ends.get(read, len(orders)) <= at]
-    return {maker[value] for value, _ in seen}
+        missing = [read for read in reads if ends.get(read, len(orders)) <= at]
+        stack += [(read, at) for read in missing]
+        lost.update(missing)
+    return {maker[value] for value, _ in seen}, lost

@@ -57,6 +57,7 @@ class Journal:
         if self._learner is not None:
             self._learner.guard = self._watch
         self._watch.preparing = self._prepare
+        self._watch.turning = self._turn
         self._watch.start()
         self.leave()
 
@@ -71,11 +72,18 @@ class Journal:
     def enter(self) -> None:
         """Learn what matters of those that did not."""
         watch, keeper, learner = self._watch, self._keeper, self._learner
+        obeyed, strays = watch.obeys, watch.strays or watch.over
         seconds = watch.take_seconds()
         keeper.clock += seconds
         keeper.report.base_seconds += seconds
+        evictions, *repeated = watch.take_done()
+        keeper.report.evictions += evictions
+        keeper.repeated(*repeated)
         if learner is not None and learner.familiar:
             learner.passed(watch.at, watch.over)
+            if obeyed:
+                learner.interrupt(strays)
+                self.read()
         elif learner is not None and watch.watches:
             learner.saw(*watch.take_seen())
         if watch.journals:
@@ -98,8 +106,7 @@ class Journal:
 
     def describe(self, traits: Traits) -> None:
         """How the operator behaves that Python was called for."""
-        simple = traits.repeatable and not (traits.random or traits.moves_storage or traits.resizes)
-        self._watch.describe(traits.looks, simple, traits.training_flag)
+        self._watch.describe(traits.looks, traits.simple, traits.training_flag, traits.sized_by_floats)
 
     def teach(self, known: Learned, name: str) -> None:
         """What it takes; it may run without Python from now on."""
@@ -131,6 +138,18 @@ class Journal:
             self.leave()
             keeper.report.bookkeeping_seconds += time.perf_counter() - begin
 
+    def _turn(self) -> None:
+        """The next operator is the first one of a step that has a plan."""
+        begin = time.perf_counter()
+        self.enter()
+        try:
+            self.read()
+            if self._learner is not None:
+                self._learner.turn()
+        finally:
+            self.leave()
+            self._keeper.report.bookkeeping_seconds += time.perf_counter() - begin
+
     # what the keeper asks
 
     def needs(self, content: Content) -> bool:
@@ -149,16 +168,20 @@ class Journal:
         self._read(all_of_it=False)
 
     def _read(self, all_of_it: bool) -> bool:
+        keeper = self._keeper
+        learner = self._learner
+        if self._watch.obeys and learner is not None:
+            learner.passed(self._watch.at, over=False)
+            learner.interrupt(strays=False)
         if self._reading or not (self._died or self._watch.has_news()):
             return False
-        keeper = self._keeper
         collects = gc.isenabled()
         gc.disable()  # what dies meanwhile would be there only by name
         self._reading = True
         gone: list[Content] = []
         passing: Iterable[tuple[int, bool]] = ()
         try:
-            fixed, records, passing, touched = self._watch.take(all_of_it)
+            fixed, records, passing, touched, _kept = self._watch.take(all_of_it)
             for key, storage in fixed:  # what it was made from has changed, and nothing was made from it
                 content = self._died.get(key) if storage is None else keeper.register.find_in(storage)
                 if content is not None:
@@ -166,7 +189,7 @@ class Journal:
                     if not content.resident:
                         keeper.losses.forsake(content)
             made: dict[int, Content] = {}
-            for record, number, views, outputs, writes in records:
+            for record, number, views, outputs, writes, at in records:
                 known, name = self._kinds[number]
                 reads = [self._content(made, *place) for place in views]
                 contents = [content for content in reads if content is not None]
@@ -183,7 +206,12 @@ class Journal:
                     if old is not None:
                         call.writes, call.written = [call.reads.index(old)], old.size
                 made.update((content.key, content) for content in begun)
+                if learner is not None and at >= 0:
+                    learner.knew(at, results)
             gone = [content for content in made.values() if not content.held]
+            for content in made.values():
+                if content.held and not content.memory().nbytes():
+                    keeper.found_away(content)
             for storage, clock in touched:
                 content = None if storage is None else keeper.register.find_in(storage)
                 if content is not None:
@@ -222,7 +250,7 @@ class Journal:
         key, storage, size = place
         keeper = self._keeper
         register = keeper.register
-        content = register.begin_without(key, size, call) if storage is None else register.begin(storage, call)
+        content = register.begin_without(key, size, call) if storage is None else register.begin(storage, call, size)
         if old is None:
             keeper.add(content)
         else:

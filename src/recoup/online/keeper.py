@@ -298,6 +298,12 @@ class Keeper:
             self.away += content.size
         self.report.evictions += 1
 
+    def found_away(self, content: Content) -> None:
+        """It was evicted without our knowledge."""
+        if content.size:
+            self.losses.lose_bytes(content)
+            self.away += content.size
+
     def _out_of_memory(self, size: int, what: str) -> str:
         living = [content for content in self._pool.living() if content.resident]
         fixed = sum(content.size for content in living if content.fixed)
@@ -362,9 +368,13 @@ class Keeper:
             content = reference()
             if content is not None and not content.resident:
                 self._return(content, storage)
-        self.clock += known.seconds
-        self.report.rematerializations += 1
-        self.report.remat_seconds += known.seconds
+        self.repeated(1, known.seconds)
+
+    def repeated(self, count: int, seconds: float) -> None:
+        """So many calls were run again."""
+        self.clock += seconds
+        self.report.rematerializations += count
+        self.report.remat_seconds += seconds
         self.report.check(self._limit)
 
     def _private(self, content: Content) -> torch.UntypedStorage:

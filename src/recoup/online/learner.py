@@ -10,6 +10,7 @@ in which nothing is evicted, becomes familiar.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +20,7 @@ from recoup.graph import Graph
 from recoup.online.adapter import can_exchange
 from recoup.online.background import Planning
 from recoup.online.calls import flat_tensors
+from recoup.online.contents import Content
 from recoup.online.familiar import Glance, remembered
 from recoup.online.keeper import Keeper
 from recoup.online.learned import Learned
@@ -45,8 +47,19 @@ class Guard(Protocol):
     def expect(self, numbers: list[int], light: list[bool], memory: list[int]) -> None:
         """The step's operators, which of them may pass, and what is allocated when they come."""
 
-    def begin_step(self, offset: int, margin: int, careful: bool) -> None:
-        """Let them pass, with so much more allocated. ``careful``: not if they write to what may be made again."""
+    def plan(
+        self,
+        remembers: list[bool],
+        orders: list[list[tuple[bool, tuple[int, ...]]]],
+        counts: list[int],
+        holds: dict[int, int],
+        lost: set[int],
+    ) -> None:
+        """What to know of the step, and what to do before each operator; nothing if nothing is to be done."""
+
+    def begin_step(self, offset: int, margin: int, careful: bool, alone: bool) -> None:
+        """Let them pass, with so much more allocated. ``careful``: not if they write to what may be made again.
+        ``alone``: follow the plan, too."""
 
     def end_step(self) -> None:
         """Let none pass."""
@@ -67,11 +80,14 @@ class Learner:
         self._glances: list[Glance] = []
         self._offset = self._passed = 0
         self._remembered: set[int] = set()
+        self._lost_values: set[int] = set()
         self._holds: dict[int, int] = {}
         """Values to hold for the plan after the program lets go of them, until before this operator."""
         self._holding: dict[int, torch.UntypedStorage] = {}
         self._counts: list[int] = []
         self._schedule: Schedule | None = None
+        self._can_go_alone: bool = False
+        """Whether the guard can follow the plan, as far as is known."""
         self._repeats = Repeats()
         self._watch()
 
@@ -84,6 +100,26 @@ class Learner:
     def at(self) -> int:
         """Which operator of the step came last."""
         return self._at
+
+    def turn(self) -> None:
+        """The next operator is the first one of the step, which has a plan."""
+        self._begin(alone=self._can_go_alone)
+        self._turned = True
+
+    def interrupt(self, strays: bool) -> None:
+        """The guard cannot follow the plan any further. If that is not because the program ``strays``, we go on with
+        it, and do so from now on."""
+        if strays:
+            self.lose()
+        elif self.guard is not None:
+            self._can_go_alone = False
+            self.guard.end_step()
+            self._let_pass(self.guard, alone=False)
+
+    def knew(self, at: int, made: Sequence[Content | None]) -> None:
+        """What an operator made for which the guard followed the plan."""
+        if self._following:
+            self._values.put(self._counts[at], made)
 
     def stop(self) -> None:
         """The block is over."""
@@ -124,8 +160,8 @@ class Learner:
 
     def passed(self, at: int, over: bool) -> None:
         """Operators of a familiar step passed the guard, up to this one; ``over``: more is allocated than expected."""
-        if self._following:
-            self._values.skip(self._counts[at + 1] - self._counts[self._at + 1])
+        if self._following:  # since the last one that came here, or since the step turned
+            self._values.skip(self._counts[at + 1] - (self._counts[self._at + 1] if at >= self._at else 0))
         self._at = at
         if over:
             self.lose()
@@ -165,15 +201,16 @@ class Learner:
             self.lose()
             return
         self._at = at
-        if at == 0:
-            self._begin()
+        if at == 0 and not self._turned:
+            self._begin(alone=False)
+        self._turned = False
         if self._writer is not None:
             self._writer.before()
         if self.familiar:
             self._keeper.memory = self._glances[at].memory + self._offset
         elif self._recorded is not None:
             light = at > 0 and not (self._following and (at in self._remembered or traits.moves_storage))
-            self._recorded.append(Glance(func, args, known, self._keeper.memory, light))
+            self._recorded.append(Glance(func, args, traits, known, self._keeper.memory, light))
         if self._following:
             self._follow(at)
         if self._recorded:
@@ -211,6 +248,7 @@ class Learner:
         self._recent: deque[int] = deque(maxlen=_AGREE)
         self._at = _LOST
         self._hopeless = False
+        self._can_go_alone = False
         self._orders: list[list[Order]] = []
         self._glances = []
         self._written: Writer | None = None
@@ -220,6 +258,8 @@ class Learner:
     def _forget_run(self) -> None:
         """Nothing is known of a current run of the step."""
         self._following = False
+        self._turned = False
+        """Whether the step's first operator is to come next, and has been prepared for."""
         self.familiar = False
         """Whether operators may pass."""
         self._recorded: list[Glance] | None = None
@@ -258,8 +298,8 @@ class Learner:
             self._step = step
         self._at = (at - 1) % len(step)
 
-    def _begin(self) -> None:
-        """A run of the step begins."""
+    def _begin(self, alone: bool) -> None:
+        """A run of the step begins; ``alone``: the guard follows its plan, if there is one."""
         report = self._keeper.report
         calm = report.evictions == self._evictions
         as_ordered = self._keeper.chosen == self._chosen
@@ -274,14 +314,14 @@ class Learner:
         self._forget_run()
         self._following = bool(self._orders)
         if self._following or calm:
-            self._become_familiar(recorded)
+            self._become_familiar(recorded, alone)
         else:
             self._glances = []
         if not (calm or self._orders or self._planning or self._hopeless):
             self._writer = Writer(max(self._keeper.memory, self._keeper.wanted), self._values)
             self._keeper.on_release = self._writer.released
 
-    def _become_familiar(self, recorded: list[Glance] | None) -> None:
+    def _become_familiar(self, recorded: list[Glance] | None, alone: bool) -> None:
         """If a whole run was recorded; else record one."""
         if not self._keeper.can_look:
             return
@@ -297,7 +337,11 @@ class Learner:
         fits = highest <= self._keeper.report.budget_bytes
         self.familiar = fits and (self._following or self._keeper.settle())
         if self.familiar and self.guard is not None:
-            self.guard.begin_step(self._offset, int(_MARGIN * self._keeper.report.budget_bytes), self._following)
+            self._let_pass(self.guard, alone)
+
+    def _let_pass(self, guard: Guard, alone: bool) -> None:
+        margin = int(_MARGIN * self._keeper.report.budget_bytes)
+        guard.begin_step(self._offset, margin, self._following, self._following and alone)
 
     def _describe_step(self) -> None:
         """To the guard: what has orders before it, or must be known, comes here."""
@@ -306,6 +350,11 @@ class Learner:
             light = [glance.light and not waits for glance, waits in zip(self._glances, ordered, strict=True)]
             numbers = [glance.known.alike for glance in self._glances]
             self.guard.expect(numbers, light, [glance.memory for glance in self._glances])
+            remembers = [self._following and at in self._remembered for at in range(len(self._glances))]
+            self._can_go_alone = self._following and can_exchange()
+            self._can_go_alone &= all(map(Glance.passes_alone, self._glances, remembers))
+            told = [[(order.evict, order.values) for order in before] for before in self._orders]
+            self.guard.plan(remembers, told if self._can_go_alone else [], self._counts, self._holds, self._lost_values)
 
     # plans
 
@@ -350,7 +399,7 @@ class Learner:
                 lasting = outliving(self._schedule, ends)
                 self._holds = {one: at for one, at in lasting.items() if one not in self._written.replaced}
                 there = {**ends, **{one: at + 1 for one, at in self._holds.items()}}
-                self._remembered = remembered(self._schedule, self._orders, there, self._holds)
+                self._remembered, self._lost_values = remembered(self._schedule, self._orders, there, self._holds)
                 self._counts = [*self._written.counts, self._written.made]
                 self._glances = []
             except ValueError:  # in another order than the program's

@@ -25,6 +25,7 @@ _FLAGS = {
 which do neither. Where the flag is that makes them, or -1 for always."""
 _COLLECTIVES = ("_c10d_functional", "c10d_functional", "c10d", "symm_mem")
 _ATOMIC = {"scatter_add", "scatter_reduce", "index_add", "index_put", "_unsafe_index_put", "put", "cumsum"}
+SIZED_BY_FLOATS = ("arange", "range")
 _NEW_STORAGE = {"set_", "resize_", "resize_as_", "set_data"}
 
 
@@ -47,6 +48,13 @@ class Traits:
     """For a batch norm that does not read its running statistics, which argument says so; -1: always, 0: no such."""
     backward: bool
     """Whether it does not write to them either."""
+    sized_by_floats: bool
+    """Whether it makes something of numbers whose size depends on fractions among them."""
+
+    @property
+    def simple(self) -> bool:
+        """Whether repeating it takes no more than its arguments."""
+        return self.repeatable and not (self.random or self.moves_storage or self.resizes)
 
     def statistics(self, args: tuple[Any, ...]) -> list[torch.Tensor]:
         """Running statistics that this call does not read."""
@@ -87,6 +95,7 @@ def read_traits(func: Any, device: torch.device) -> Traits:
         not writes and _only_looks(func),
         _FLAGS.get(name, 0),
         name.endswith("_backward"),
+        name in SIZED_BY_FLOATS,
     )
 
 

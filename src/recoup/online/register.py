@@ -53,9 +53,10 @@ class Register:
                     found[key_of(storage)] = storage
         return list(found.values())
 
-    def begin(self, storage: torch.UntypedStorage, call: Call | None) -> Content:
-        """A new content in a storage, in place of the one that it had."""
-        content = Content(self.size_of(storage.nbytes()), key_of(storage), storage, call, self._owner)
+    def begin(self, storage: torch.UntypedStorage, call: Call | None, size: int | None = None) -> Content:
+        """A new content in a storage, in place of the one that it had; of ``size`` bytes, which may be away."""
+        bytes_ = storage.nbytes() if size is None else size
+        content = Content(self.size_of(bytes_), key_of(storage), storage, call, self._owner)
         holder = self._holder(storage)
         if holder is None:
             storage.__dict__[_HOLDER] = Holder(content, self._owner)

@@ -55,6 +55,13 @@ class Values:
         """The next values are not known."""
         self._made += [None] * count
 
+    def put(self, number: int, contents: Sequence[Content | None]) -> None:
+        """These were skipped, and are known now."""
+        for place, content in enumerate(contents, number):
+            if content is not None and place < len(self._made):
+                content.mark = self._first + place
+                self._made[place] = weakref.ref(content)
+
     def content(self, number: int) -> Content | None:
         """A value's content, unless it is gone for good, or never was known."""
         made = self._made[number]

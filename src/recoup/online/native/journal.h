@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <mutex>
+#include <optional>
 
 #include "storages.h"
 
@@ -17,9 +18,10 @@ class Journal {
  public:
   Journal(c10::Device device, int64_t budget) : storages(device, budget), device_(device) {}
 
-  // A call that ran at this time, with its results on the stack; `over`: it wrote over what it was given.
-  void write_down(const OperatorHandle& op, const Kind& kind, const Traits& traits, std::vector<IValue> args,
-                  const Stack& stack, bool over, double now) {
+  // How to repeat a call that ran at this time, with its results on the stack; `over`: it wrote over what it was given.
+  // Nothing if it made nothing.
+  std::optional<Record> describe(const OperatorHandle& op, const Kind& kind, const Traits& traits,
+                                 std::vector<IValue> args, const Stack& stack, bool over, double now) {
     bool grad = c10::GradMode::is_enabled();
     Record record{op, kind.number, grad, !grad && torch::autograd::get_current_graph_task_id() != -1};
     bool updates = traits.updates(args);
@@ -35,7 +37,7 @@ class Journal {
                                [&](const Place& one) { return one.key == place.key; });
       if (!twice && !is_input(place.key, args)) record.outputs.push_back(std::move(place));
     }
-    if (record.outputs.empty()) return;
+    if (record.outputs.empty()) return std::nullopt;
     for (size_t i = 0; i < args.size(); ++i) {
       if (updates && (i == STATISTICS || i == STATISTICS + 1) && args[i].isTensor() && args[i].toTensor().defined()) {
         const at::Tensor& tensor = args[i].toTensor();
@@ -61,6 +63,11 @@ class Journal {
       storages.use(entry, now, place.key);
     }
     overwrote = overwrote || (over && storages.known(record.outputs[0].key)->told);
+    return record;
+  }
+
+  // Write it down.
+  void add(Record record) {
     if (records_.size() >= SOON) {
       Record& earlier = records_[records_.size() - SOON];
       earlier.passing = earlier.is_dead();
@@ -73,21 +80,29 @@ class Journal {
     }
   }
 
-  // Whether what a call writes to may change: if something was made from that, and Python need not know, it is not made
-  // again any more.
-  bool may_write(const Traits& traits, Arguments args) {
-    std::unordered_set<StorageImpl*> from;
-    if (!storages.may_write(traits, args, from)) return false;
-    if (from.empty()) return true;
-    for (Record& record : records_) {
-      record.invalid = record.invalid || std::any_of(record.outputs.begin(), record.outputs.end(),
-                                                     [&](const Place& one) { return from.count(one.key) > 0; });
+  // What was made from these is not what it would be if it were made again.
+  void invalidate(const std::unordered_set<StorageImpl*>& from) {
+    for (Record& record : records_) record.invalidate(from);
+  }
+
+  // A plan was left: the records of what it knew, and what they need to be repeated, until Python has read them.
+  void add(std::vector<Record> records, std::vector<c10::Storage> keeps) {
+    records_.insert(records_.end(), std::make_move_iterator(records.begin()), std::make_move_iterator(records.end()));
+    keeps_.insert(keeps_.end(), keeps.begin(), keeps.end());
+  }
+
+  // Nobody needs to know how these results of calls were made: they stay.
+  void settle(const std::vector<Record>& records) {
+    for (const Record& record : records) {
+      for (const Place& place : record.outputs) {
+        if (Entry* entry = storages.known(place.key)) entry->made = false;
+      }
     }
-    return true;
   }
 
   // What cannot be made again any more; the records that something may need, in order; of the others, which results were
-  // passing; when what was used. Unless `all` are wanted, records stay whose results may well be gone soon.
+  // passing; when what was used; what must not die meanwhile. Unless `all` are wanted, records stay whose results may well
+  // be gone soon.
   py::tuple take(std::mutex& mutex, bool all) {
     std::vector<Record> journal;
     std::vector<std::pair<int64_t, bool>> passing;
@@ -119,11 +134,13 @@ class Journal {
       for (const Place& place : record.outputs) {
         outputs.append(place.stays && !place.storage.expired() ? py::object(py::none()) : described(place));
       }
-      int64_t number = record.number, writes = record.writes;
-      records.append(py::make_tuple(py::cast(std::move(record)), number, views, outputs, writes));
+      int64_t number = record.number, writes = record.writes, at = record.at;
+      records.append(py::make_tuple(py::cast(std::move(record)), number, views, outputs, writes, at));
     }
     for (const auto& [storage, last] : used) touched.append(py::make_tuple(wrapped(storage), last));
-    return py::make_tuple(fixed, records, passing, touched);
+    py::list keeps;
+    for (c10::Storage& storage : std::exchange(keeps_, {})) keeps.append(wrapped(std::move(storage)));
+    return py::make_tuple(fixed, records, passing, touched, keeps);
   }
 
   bool has_news() const { return !records_.empty() || !storages.fixed.empty(); }
@@ -231,6 +248,7 @@ class Journal {
 
   c10::Device device_;
   std::vector<Record> records_;
+  std::vector<c10::Storage> keeps_;
   size_t crowded_ = CROWDED;
 };
 

@@ -5,14 +5,9 @@
 
 namespace recoup {
 
-// Two storages exchange their memory; no tensor's version counter moves.
-void exchange(const py::object& one, const py::object& other) {
+void exchange_storages(const py::object& one, const py::object& other) {
   c10::Storage first = torch::createStorage(one.ptr()), second = torch::createStorage(other.ptr());
-  size_t bytes = first.nbytes();
-  at::DataPtr memory = first.set_data_ptr(at::DataPtr(nullptr, first.device()));
-  first.set_data_ptr_noswap(second.set_data_ptr(std::move(memory)));
-  first.set_nbytes(second.nbytes());
-  second.set_nbytes(bytes);
+  exchange(first, second);
 }
 
 // Whether this thread's operators go unseen from now on; how it was before.
@@ -31,7 +26,7 @@ TORCH_LIBRARY_IMPL(_, Fake, library) {
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   using recoup::Record;
   using recoup::Watch;
-  module.def("exchange", &recoup::exchange);
+  module.def("exchange", &recoup::exchange_storages);
   module.def("hide", &recoup::hide);
   module.def("is_watching", [] { return Watch::active != nullptr; });
   py::class_<Record>(module, "Record").def("again", &Record::again);
@@ -48,17 +43,22 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("settle", &Watch::settle)
       .def("mourn", &Watch::mourn)
       .def("expect", &Watch::expect)
+      .def("plan", &Watch::plan)
       .def("begin_step", &Watch::begin_step)
       .def("end_step", &Watch::end_step)
       .def("take", &Watch::take)
       .def("take_seen", &Watch::take_seen)
       .def("take_seconds", &Watch::take_seconds)
+      .def("take_done", &Watch::take_done)
       .def("allocated", &Watch::allocated)
       .def("has_news", &Watch::has_news)
       .def_readwrite("preparing", &Watch::preparing)
+      .def_readwrite("turning", &Watch::turning)
       .def_readwrite("at", &Watch::at)
       .def_property_readonly("overwrote", &Watch::overwrote)
       .def_readonly("over", &Watch::over)
+      .def_readonly("obeys", &Watch::obeys)
+      .def_readonly("strays", &Watch::strays)
       .def_readwrite("journals", &Watch::journals)
       .def_readwrite("watches", &Watch::watches)
       .def_readwrite("away", &Watch::away)

@@ -9,6 +9,8 @@
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <unordered_set>
+
 namespace recoup {
 
 using c10::DispatchKey;
@@ -91,6 +93,7 @@ struct Record {
   std::vector<Scratch> scratch;
   std::vector<Place> outputs;
   int64_t writes = -1;  // the view that it writes to, and no new storage comes of it
+  int64_t at = -1;  // which operator of a step with a plan it was
 
   bool is_dead() const {
     return std::all_of(outputs.begin(), outputs.end(), [](const Place& one) { return one.storage.expired(); });
@@ -101,11 +104,23 @@ struct Record {
     return std::any_of(outputs.begin(), outputs.end(), [](const Place& one) { return !one.stays && !one.storage.expired(); });
   }
 
-  // The result once more, from the bytes that each view looked at. Nothing but kernels runs.
+  // What was made from these is not what it would be if it were made again.
+  void invalidate(const std::unordered_set<StorageImpl*>& from) {
+    invalid = invalid || std::any_of(outputs.begin(), outputs.end(), [&](const Place& one) { return from.count(one.key) > 0; });
+  }
+
+  // For Python.
   std::vector<at::Tensor> again(const std::vector<py::object>& sources) const {
-    std::vector<at::Tensor> tensors;
-    for (size_t i = 0; i < views.size(); ++i) tensors.push_back(views[i].over(torch::createStorage(sources[i].ptr())));
+    std::vector<c10::Storage> storages;
+    for (const py::object& source : sources) storages.push_back(torch::createStorage(source.ptr()));
     py::gil_scoped_release released;
+    return run(storages);
+  }
+
+  // The result once more, from the bytes that each view looked at. Nothing but kernels runs.
+  std::vector<at::Tensor> run(const std::vector<c10::Storage>& sources) const {
+    std::vector<at::Tensor> tensors;
+    for (size_t i = 0; i < views.size(); ++i) tensors.push_back(views[i].over(sources[i]));
     c10::impl::ExcludeDispatchKeyGuard kernels(all_above_kernels());
     c10::AutoGradMode mode(grad);
     Stack stack = filled(tensors);

@@ -115,6 +115,7 @@ class Storages {
   // that came with another one, or a gradient that waits for an optimizer. Not if that comes to much in all.
   bool had_better_stay(const Record& record, const Place& place, bool is_recent) {
     int64_t bytes = static_cast<int64_t>(place.bytes);
+    if (bytes > 0 && place.storage.lock()->nbytes() == 0) return false;  // it is evicted
     Entry* entry = known(place.key);
     bool beside = bytes < budget_ / TINY && place.key != record.outputs[0].key;
     bool waits = record.backward && bytes < budget_ / SMALL && !is_recent && entry != nullptr && entry->readers.empty();
@@ -179,9 +180,9 @@ class Storages {
         Entry* reader = known(key);
         if (reader == nullptr || from.count(key)) continue;
         bool is_there = !reader->storage.expired();
+        if (is_there && reader->made && reader->storage.lock()->nbytes() == 0) return false;  // it is evicted
         if (is_there && reader->made && reader->told) {
-          auto storage = reader->storage.lock();
-          if (!reader->readers.empty() || reader->rewritten || storage->nbytes() == 0) return false;
+          if (!reader->readers.empty() || reader->rewritten) return false;
           waiting.insert(key);
           continue;
         }

@@ -14,7 +14,7 @@
 
 #include <atomic>
 
-#include "journal.h"
+#include "plan.h"
 
 namespace recoup {
 
@@ -27,7 +27,7 @@ constexpr int64_t LOOK_EVERY = 16;  // operators of a known step between two loo
 class Watch {
  public:
   Watch(py::object mode, c10::Device device, int64_t budget, py::object count)
-      : device_(device), budget_(budget), count_(std::move(count)), journal_(device, budget),
+      : device_(device), budget_(budget), count_(std::move(count)), journal_(device, budget), plan_(device),
         mode_(std::make_shared<c10::impl::PyObject_TorchDispatchMode>(mode.release().ptr(), getPyInterpreter())) {
     if (count_.is_none()) allocator_ = c10::getDeviceAllocator(device.type());
   }
@@ -43,7 +43,7 @@ class Watch {
     c10::impl::tls_set_dispatch_key_included(OURS, false);
     active = nullptr;
     mode_.reset();
-    preparing = py::none();  // which knows us
+    preparing = turning = py::none();  // which know us
   }
 
   static void seen(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
@@ -59,9 +59,9 @@ class Watch {
 
   // What Python says of the operator that it was called for.
 
-  void describe(bool looks, bool repeatable, int training_flag) {
+  void describe(bool looks, bool repeatable, int training_flag, bool sized_by_fractions) {
     if (asked == nullptr) return;
-    Traits traits{looks, repeatable, training_flag};
+    Traits traits{looks, repeatable, training_flag, sized_by_fractions};
     for (const auto& result : asked->returns()) traits.makes = traits.makes || result.alias_info() == nullptr;
     const auto& arguments = asked->arguments();
     for (size_t i = 0; i < arguments.size(); ++i) {
@@ -112,19 +112,38 @@ class Watch {
     memory_ = std::move(memory);
   }
 
-  // From now on the step is repeated, with so much more allocated; where a plan is followed, writes need care.
-  void begin_step(int64_t offset, int64_t margin, bool careful) {
+  // What is to be done in it: orders are pairs of whether to evict, and what.
+  void plan(std::vector<bool> remembers, const std::vector<std::vector<std::pair<bool, std::vector<int64_t>>>>& orders,
+            std::vector<int64_t> counts, std::unordered_map<int64_t, int64_t> holds, std::unordered_set<int64_t> lost) {
+    Script script{std::move(remembers), {}, std::move(counts), std::move(holds), std::move(lost)};
+    for (const auto& before : orders) {
+      auto& line = script.orders.emplace_back();
+      for (const auto& [evict, values] : before) line.push_back({evict, values});
+    }
+    Lock lock(mutex_);
+    plan_.script = std::move(script);
+  }
+
+  // From now on the step is repeated, with so much more allocated; where a plan is followed, writes need care. `alone`: the
+  // plan is followed here.
+  void begin_step(int64_t offset, int64_t margin, bool careful, bool alone) {
     Lock lock(mutex_);
     offset_ = offset;
     margin_ = margin;
     careful_ = careful;
     familiar_ = true;
+    obeys = alone;
     over = false;
   }
 
+  // If a plan was followed here, Python must read of what it knew.
   void end_step() {
     Lock lock(mutex_);
     familiar_ = over = false;
+    if (std::exchange(obeys, false)) {
+      auto [records, keeps] = plan_.end();
+      journal_.add(std::move(records), std::move(keeps));
+    }
   }
 
   // The operators that passed, and what the program held when they came.
@@ -143,6 +162,13 @@ class Watch {
     return std::exchange(seconds_, 0.0);
   }
 
+  // What was done to follow a plan: how much was evicted, how many calls were repeated, and what they take.
+  py::tuple take_done() {
+    Lock lock(mutex_);
+    Done done = plan_.take_done();
+    return py::make_tuple(done.evictions, done.repeated, done.seconds);
+  }
+
   int64_t allocated() const {
     if (allocator_ != nullptr) return allocator_->getDeviceStats(device_.index()).allocated_bytes[0].current;
     py::gil_scoped_acquire held;
@@ -158,11 +184,14 @@ class Watch {
 
   int64_t at = -1;  // which operator of the known step ran last
   bool over = false;  // more is allocated than there was in the known step
+  bool obeys = false;  // follows a plan
+  bool strays = false;  // the operator that Python is asked for is not the planned one
   bool journals = false;
   bool watches = false;  // which operators pass
   int64_t away = 0;  // bytes that the program holds and that are evicted
   double clock = 0;
   py::object preparing;  // brings back what an operator reads, and makes room for what it makes
+  py::object turning = py::none();  // begins a step that has a plan
 
  private:
   static void pass(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
@@ -176,15 +205,16 @@ class Watch {
     auto found = traits_.find(&schema);
     const Traits* traits = found == traits_.end() ? nullptr : &found->second;
     lock.unlock();
-    if (traits == nullptr) return is_alias(schema) ? pass(op, keys, stack) : ask(op, stack, {});
-    if (traits->looks && args[0].isTensor() && is_plain(args[0].toTensor()) && is_there(args[0].toTensor())) {
+    strays = false;
+    if (traits == nullptr) return needs_nobody(schema) ? pass(op, keys, stack) : ask(op, stack, {});
+    if (traits->looks && args[0].isTensor() && is_plain(args[0].toTensor()) && can_look_at(args[0].toTensor())) {
       return pass(op, keys, stack);
     }
     Scan scan(schema);
     for (const IValue& value : args) scan.read(value, device_);
     bool lone = scan.tensors.empty();
     if (lone && scan.foreign && scan.plain && !traits->has_device) return pass(op, keys, stack);
-    bool odd = !scan.plain || scan.foreign || (lone && scan.fractions);
+    bool odd = !scan.plain || scan.foreign || (lone && scan.fractions && traits->sized_by_fractions);
     if (odd || traits->looks) return ask(op, stack, {});
     lock.lock();
     auto kind = kinds_.find(scan.key);
@@ -194,15 +224,114 @@ class Watch {
     bool notes = journals && traits->repeatable && !is_crowded();
     lock.unlock();
     if (knows && familiar) {
-      if (scan.is_there() && is_expected(what, *traits, args)) return pass(op, keys, stack);
+      if (plan_.exists() && follow(op, keys, stack, *traits, what, scan)) return;
+      if (!obeys && scan.is_there() && is_expected(what, *traits, args)) {
+        if (passes(op, keys, stack, *traits)) return;
+        --at;
+      }
     } else if (int64_t memory = 0; knows && notes && (is_ready(scan, what, memory) || prepare(scan, what, memory))) {
       lock.lock();
       bool over = journal_.storages.may_write_over(*traits, args);
-      bool fine = over || journal_.may_write(*traits, args);
+      bool fine = over || may_write(*traits, args);
       lock.unlock();
       if (fine && note(op, keys, stack, *traits, what, memory, scan, over)) return;
     }
+    strays = strays || !knows;
     ask(op, stack, std::move(scan.key));
+  }
+
+  // Whether a view of it can be made: what is evicted has no bounds.
+  bool can_look_at(const at::Tensor& tensor) {
+    if (is_there(tensor)) return true;
+    size_t next = at + 1;
+    return obeys && next < numbers_.size() && obey(next) && plan_.bring_back(tensor, room());
+  }
+
+  // Whether what a call writes to may change: if something was made from that, and Python need not know, it is not made
+  // again any more.
+  bool may_write(const Traits& traits, Arguments args) {
+    std::unordered_set<StorageImpl*> from;
+    if (!journal_.storages.may_write(traits, args, from)) return false;
+    if (!from.empty()) {
+      journal_.invalidate(from);
+      plan_.invalidate(from);
+    }
+    return true;
+  }
+
+  Plan::Room room() const {
+    return [this](int64_t bytes) { return allocated() + bytes <= budget_; };
+  }
+
+  bool obey(size_t next) {
+    try {
+      return plan_.obey(next, room());
+    } catch (const c10::OutOfMemoryError&) {
+      return false;
+    }
+  }
+
+  // An operator of a step whose plan is followed here. False if it is not the next one, or the plan cannot be followed.
+  bool follow(const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Traits& traits, const Kind& kind,
+              const Scan& scan) {
+    size_t next = at + 1;
+    if (next == numbers_.size()) {
+      if (numbers_[0] != kind.alike || !turn()) return false;
+      next = 0;
+    }
+    if (!obeys) return false;
+    strays = numbers_[next] != kind.alike;
+    if (strays) return false;
+    over = ++passed_ % LOOK_EVERY == 0 && allocated() > memory_[next] + offset_ + margin_;
+    if (over || !obey(next)) return false;
+    for (const at::Tensor& tensor : scan.tensors) {
+      if (!plan_.bring_back(tensor, room())) return false;
+    }
+    std::vector<IValue> args(stack->end() - op.schema().arguments().size(), stack->end());
+    Lock lock(mutex_);
+    bool writes_over = journal_.storages.may_write_over(traits, args);
+    if (!writes_over && !may_write(traits, args)) return false;
+    lock.unlock();
+    if (!passes(op, keys, stack, traits)) return false;
+    at = static_cast<int64_t>(next);
+    seconds_ += kind.seconds;
+    if (!writes_over && !(plan_.script.remembers[next] && traits.writes.empty())) return true;
+    lock.lock();
+    auto record = journal_.describe(op, kind, traits, std::move(args), *stack, writes_over, clock + seconds_);
+    if (record) plan_.add(next, std::move(*record), kind);
+    return true;
+  }
+
+  // The step is over, and begins again: Python decides how. Whether the plan is to be followed here.
+  bool turn() {
+    {
+      Lock lock(mutex_);
+      if (std::exchange(obeys, false)) {
+        bool is_needed = plan_.has_away();
+        auto [records, keeps] = plan_.end();
+        if (is_needed) {
+          journal_.add(std::move(records), std::move(keeps));
+        } else {
+          journal_.settle(records);
+        }
+      }
+    }
+    call(turning);
+    return obeys;
+  }
+
+  template <typename... Given>
+  static void call(const py::object& hook, const Given&... given) {
+    py::gil_scoped_acquire held;
+    c10::impl::ExcludeDispatchKeyGuard kernels(all_above_kernels());
+    try {
+      hook(given...);
+    } catch (py::error_already_set& problem) {
+      problem.restore();
+      python_error error;
+      error.persist();
+      throw error;
+    }
   }
 
   // Whether what a call reads is there, and there is room for what it makes beside the `memory` that is allocated.
@@ -216,23 +345,18 @@ class Watch {
   bool prepare(const Scan& scan, const Kind& kind, int64_t& memory) {
     {
       py::gil_scoped_acquire held;
-      c10::impl::ExcludeDispatchKeyGuard kernels(all_above_kernels());
-      try {
-        py::list storages;
-        for (const at::Tensor& tensor : scan.tensors) storages.append(Journal::wrapped(tensor.storage()));
-        preparing(storages, kind.number, kind.bytes);
-      } catch (py::error_already_set& problem) {
-        problem.restore();
-        python_error error;
-        error.persist();
-        throw error;
-      }
+      py::list storages;
+      for (const at::Tensor& tensor : scan.tensors) storages.append(Journal::wrapped(tensor.storage()));
+      call(preparing, storages, kind.number, kind.bytes);
     }
     return journals && is_ready(scan, kind, memory);  // else the learner wants to see it
   }
 
-  // The same tensor again: nothing can go wrong, and PyTorch calls it where Python must not have a hand in the result.
-  static bool is_alias(const Schema& schema) { return schema.name() == "aten::alias" || schema.name() == "aten::detach"; }
+  // The same tensor again: nothing can go wrong, and PyTorch calls it where Python must not have a hand in the result. Or
+  // what an optimizer says to a profiler.
+  static bool needs_nobody(const Schema& schema) {
+    return schema.name() == "aten::alias" || schema.name() == "aten::detach" || schema.name().rfind("profiler::", 0) == 0;
+  }
 
   // Let Python do it.
   void ask(const OperatorHandle& op, Stack* stack, Key key) {
@@ -302,7 +426,7 @@ class Watch {
     if (next >= numbers_.size() || !light_[next] || numbers_[next] != kind.alike) return false;
     if (careful_) {
       Lock lock(mutex_);
-      if (!journal_.may_write(traits, args)) return false;
+      if (!may_write(traits, args)) return false;
     }
     if (++passed_ % LOOK_EVERY == 0 && allocated() > memory_[next] + offset_ + margin_) {
       over = true;
@@ -313,28 +437,37 @@ class Watch {
     return true;
   }
 
-  // Run an operator and write down how to repeat it. False if there was no memory for it; nothing has happened then.
-  bool note(const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Traits& traits, const Kind& kind,
-            int64_t memory, const Scan& scan, bool over) {
+  // Run an operator. False if there was no memory for it; nothing has happened then.
+  static bool passes(const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Traits& traits) {
     size_t count = op.schema().arguments().size();
     std::vector<IValue> args(stack->end() - count, stack->end());
     size_t below = stack->size() - count;
-    bool updates = traits.updates(args);
     try {
       pass(op, keys, stack);
+      return true;
     } catch (const c10::OutOfMemoryError&) {
-      if (updates || !traits.writes.empty()) throw;
+      if (traits.updates(args) || !traits.writes.empty()) throw;
       stack->resize(below);
       stack->insert(stack->end(), args.begin(), args.end());
       return false;
     }
+  }
+
+  // Run an operator and write down how to repeat it. False if there was no memory for it; nothing has happened then.
+  bool note(const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Traits& traits, const Kind& kind,
+            int64_t memory, const Scan& scan, bool over) {
+    std::vector<IValue> args(stack->end() - op.schema().arguments().size(), stack->end());
+    if (!passes(op, keys, stack, traits)) return false;
     Lock lock(mutex_);
     if (watches) {
       seen_.push_back(kind.alike);
       held_.push_back(memory + away);
     }
-    if (over || traits.writes.empty()) journal_.write_down(op, kind, traits, std::move(args), *stack, over, clock + seconds_);
     double now = clock + seconds_;
+    if (over || traits.writes.empty()) {
+      auto record = journal_.describe(op, kind, traits, std::move(args), *stack, over, now);
+      if (record) journal_.add(std::move(*record));
+    }
     for (const at::Tensor& tensor : scan.tensors) journal_.storages.use(tensor, now);
     seconds_ += kind.seconds;
     return true;
@@ -368,6 +501,7 @@ class Watch {
   std::unordered_map<const Schema*, Traits> traits_;
   std::unordered_map<Key, Kind, KeyHash> kinds_;
   Journal journal_;
+  Plan plan_;
   std::vector<int64_t> seen_, held_;
   double seconds_ = 0;
   bool familiar_ = false, careful_ = false;

@@ -21,6 +21,7 @@ from recoup.torch.models.dynamic import Tree, TreeLSTM
 
 PATIENCE = 90.0  # seconds of training within which a step must have been learned
 WARM, STEPS = 3, 4
+FOLLOWED = 10  # steps that have followed a plan before one counts as learned
 
 Step = Callable[[], None]
 
@@ -65,7 +66,7 @@ def runs(model: str, shares: list[float], size: str, device: torch.device, sampl
             gc.collect()
             with recoup.dtr(budget, device=device, learn=learn, sample=sample) as run:
                 begin = time.perf_counter()
-                while learn and run.report.followed == 0 and time.perf_counter() - begin < PATIENCE:
+                while learn and run.report.followed < FOLLOWED and time.perf_counter() - begin < PATIENCE:
                     step()
                 yield _measure(model, f"{'learned' if learn else 'online'} {share:g}", step, device, base, run.report)
     if device.type == "cuda" and shares:

@@ -82,7 +82,7 @@ class Journal:
         if learner is not None and learner.familiar:
             learner.passed(watch.at, watch.over)
             if obeyed:
-                learner.interrupt(strays)
+                learner.interrupt(strays, watch.wonders)
                 self.read()
         elif learner is not None and watch.watches:
             learner.saw(*watch.take_seen())
@@ -172,7 +172,7 @@ class Journal:
         learner = self._learner
         if self._watch.obeys and learner is not None:
             learner.passed(self._watch.at, over=False)
-            learner.interrupt(strays=False)
+            learner.interrupt(strays=False, wonders=False)
         if self._reading or not (self._died or self._watch.has_news()):
             return False
         collects = gc.isenabled()
@@ -182,7 +182,7 @@ class Journal:
         passing: Iterable[tuple[int, bool]] = ()
         try:
             fixed, records, passing, touched, _kept = self._watch.take(all_of_it)
-            for key, storage in fixed:  # what it was made from has changed, and nothing was made from it
+            for key, storage in fixed:  # what it was made from has changed
                 content = self._died.get(key) if storage is None else keeper.register.find_in(storage)
                 if content is not None:
                     keeper.losses.fix(content)

@@ -56,7 +56,7 @@ class Lessons:
         self.device = device
         self._report = report
         self._known: dict[Hashable, Learned] = {}
-        self._alike: dict[Hashable, int] = {}
+        self._alike: dict[Hashable, Learned] = {}
         self._pending: list[tuple[Learned, torch.cuda.Event, torch.cuda.Event, bool]] = []
 
     def find(
@@ -71,10 +71,13 @@ class Lessons:
         are foretold."""
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = self._foretell(func, args, kwargs, tensors)
+            known = self._foretell(func, args, kwargs, tensors)
             known.workspace = _workspaces.get((self.device, key), known.workspace)
             known.number = len(self._known)
-            known.alike = self._alike.setdefault((canonical(func), key[1:]), known.number)
+            self._known[key] = known
+            twin = self._alike.setdefault((canonical(func), key[1:]), known)
+            known.alike = twin.number
+            known.runs, known.seconds = twin.runs, twin.seconds
         return known
 
     def run(self, known: Learned, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], limited: bool) -> Any:

@@ -106,13 +106,13 @@ class Learner:
         self._begin(alone=self._can_go_alone)
         self._turned = True
 
-    def interrupt(self, strays: bool) -> None:
+    def interrupt(self, strays: bool, wonders: bool) -> None:
         """The guard cannot follow the plan any further. If that is not because the program ``strays``, we go on with
-        it, and do so from now on."""
+        it, and do so from now on unless it only ``wonders`` about an operator that it does not know yet."""
         if strays:
             self.lose()
         elif self.guard is not None:
-            self._can_go_alone = False
+            self._can_go_alone = self._can_go_alone and wonders
             self.guard.end_step()
             self._let_pass(self.guard, alone=False)
 

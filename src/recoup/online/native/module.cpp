@@ -59,6 +59,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def_readonly("over", &Watch::over)
       .def_readonly("obeys", &Watch::obeys)
       .def_readonly("strays", &Watch::strays)
+      .def_readonly("wonders", &Watch::wonders)
       .def_readwrite("journals", &Watch::journals)
       .def_readwrite("watches", &Watch::watches)
       .def_readwrite("away", &Watch::away)

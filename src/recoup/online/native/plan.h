@@ -1,7 +1,7 @@
 // The plan of a step, followed without Python: what goes and what is made again before each operator.
 //
-// Of the operators whose results a plan evicts, or needs to make others again, records are kept here while the step runs.
-// Python learns of them only if the program leaves its course: then they go to the journal, like all others.
+// Records of the step's operators are kept here while it runs. Python learns of them only if the program leaves its course:
+// then they go to the journal, like all others.
 #pragma once
 
 #include <functional>
@@ -77,9 +77,12 @@ class Plan {
       auto found = current_.find(view.place.key);
       reads.push_back(found == current_.end() ? OUTSIDE : found->second);
     }
-    record.at = static_cast<int64_t>(at);
-    int64_t number = script.counts[at];
-    broken_ = broken_ || number + static_cast<int64_t>(record.outputs.size()) != script.counts[at + 1];
+    auto count = static_cast<int64_t>(record.outputs.size());
+    bool as_planned = count == script.counts[at + 1] - script.counts[at];
+    broken_ = broken_ || (script.remembers[at] && !as_planned);
+    record.at = as_planned ? static_cast<int64_t>(at) : -1;
+    int64_t first = as_planned ? script.counts[at] : unplanned_ -= count;
+    int64_t number = first;
     for (const Place& place : record.outputs) {
       auto before = current_.find(place.key);
       if (before != current_.end()) values_.at(before->second).replaced = true;
@@ -87,11 +90,11 @@ class Plan {
       values_.emplace(number, Value{place, records_.size()});
       if (script.holds.count(number)) holding_.emplace(number, locked(place));
       for (int64_t read : reads) {
-        if (read != OUTSIDE) readers_[read].push_back(number);
+        if (read != OUTSIDE && script.remembers[at]) readers_[read].push_back(number);
       }
       ++number;
     }
-    records_.push_back({std::move(record), std::move(reads), script.counts[at], kind});
+    records_.push_back({std::move(record), std::move(reads), first, kind});
   }
 
   // What was made from these is not what it would be if it were made again.
@@ -119,7 +122,7 @@ class Plan {
     holding_.clear();
     readers_.clear();
     owners_.clear();
-    obeyed_ = -1;
+    obeyed_ = unplanned_ = -1;
     broken_ = false;
     return {std::move(records), std::move(keeps)};
   }
@@ -245,7 +248,7 @@ class Plan {
     value.keeps.clear();
   }
 
-  // Whether the program can reach a value, or something that is made from it.
+  // Whether the program can reach a value, or something that the plan makes from it.
   bool is_needed(int64_t number) const {
     std::vector<int64_t> stack{number};
     std::unordered_set<int64_t> seen;
@@ -279,9 +282,10 @@ class Plan {
   std::unordered_map<int64_t, Value> values_;
   std::unordered_map<StorageImpl*, int64_t> current_;  // the value that a storage holds
   std::unordered_map<int64_t, c10::Storage> holding_;
-  std::unordered_map<int64_t, std::vector<int64_t>> readers_;  // the values that were made from each
+  std::unordered_map<int64_t, std::vector<int64_t>> readers_;  // those of the plan that were made from each
   std::vector<int64_t> owners_;  // values that have bytes of their own, or keep others'
   int64_t obeyed_ = -1;  // the operator for which orders were obeyed last
+  int64_t unplanned_ = -1;  // the number of a value that the plan has none for; less than that were not given yet
   bool broken_ = false;  // an operator made something else than planned
   Done done_;
 };

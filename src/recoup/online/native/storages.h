@@ -169,8 +169,27 @@ class Storages {
   std::vector<std::pair<StorageImpl*, Weak>> fixed;
 
  private:
-  // All that was made from a storage: what is known here, and what Python knows and can be told later because nothing was
-  // made from that. False if there is more.
+  // Whether something that is evicted was made from a storage, if only by way of others.
+  bool is_awaited(const Entry& first) {
+    std::vector<const Entry*> stack{&first};
+    std::unordered_set<const Entry*> seen;
+    while (!stack.empty()) {
+      const Entry* top = stack.back();
+      stack.pop_back();
+      if (!seen.insert(top).second) continue;
+      for (StorageImpl* key : top->readers) {
+        const Entry* reader = known(key);
+        if (reader == nullptr) continue;
+        auto storage = reader->storage.lock();
+        if (storage && reader->made && storage->nbytes() == 0) return true;
+        stack.push_back(reader);
+      }
+    }
+    return false;
+  }
+
+  // All that was made from a storage: what is known here, and what Python knows and can be told later because it is there,
+  // and nothing that is evicted was made from that. False if there is more.
   bool follow(const Entry& first, std::unordered_set<StorageImpl*>& from, std::unordered_set<StorageImpl*>& waiting) {
     std::vector<const Entry*> stack{&first};
     while (!stack.empty()) {
@@ -182,7 +201,7 @@ class Storages {
         bool is_there = !reader->storage.expired();
         if (is_there && reader->made && reader->storage.lock()->nbytes() == 0) return false;  // it is evicted
         if (is_there && reader->made && reader->told) {
-          if (!reader->readers.empty() || reader->rewritten) return false;
+          if (reader->rewritten || is_awaited(*reader)) return false;
           waiting.insert(key);
           continue;
         }

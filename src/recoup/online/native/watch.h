@@ -186,6 +186,7 @@ class Watch {
   bool over = false;  // more is allocated than there was in the known step
   bool obeys = false;  // follows a plan
   bool strays = false;  // the operator that Python is asked for is not the planned one
+  bool wonders = false;  // it is not known yet
   bool journals = false;
   bool watches = false;  // which operators pass
   int64_t away = 0;  // bytes that the program holds and that are evicted
@@ -205,7 +206,7 @@ class Watch {
     auto found = traits_.find(&schema);
     const Traits* traits = found == traits_.end() ? nullptr : &found->second;
     lock.unlock();
-    strays = false;
+    strays = wonders = false;
     if (traits == nullptr) return needs_nobody(schema) ? pass(op, keys, stack) : ask(op, stack, {});
     if (traits->looks && args[0].isTensor() && is_plain(args[0].toTensor()) && can_look_at(args[0].toTensor())) {
       return pass(op, keys, stack);
@@ -214,14 +215,14 @@ class Watch {
     for (const IValue& value : args) scan.read(value, device_);
     bool lone = scan.tensors.empty();
     if (lone && scan.foreign && scan.plain && !traits->has_device) return pass(op, keys, stack);
-    bool odd = !scan.plain || scan.foreign || (lone && scan.fractions && traits->sized_by_fractions);
+    bool odd = !scan.plain || (lone && scan.fractions && traits->sized_by_fractions);
     if (odd || traits->looks) return ask(op, stack, {});
     lock.lock();
     auto kind = kinds_.find(scan.key);
     bool knows = kind != kinds_.end();
     Kind what = knows ? kind->second : Kind{};
     bool familiar = familiar_;
-    bool notes = journals && traits->repeatable && !is_crowded();
+    bool notes = journals && traits->repeatable && !scan.foreign && !is_crowded();
     lock.unlock();
     if (knows && familiar) {
       if (plan_.exists() && follow(op, keys, stack, *traits, what, scan)) return;
@@ -236,7 +237,7 @@ class Watch {
       lock.unlock();
       if (fine && note(op, keys, stack, *traits, what, memory, scan, over)) return;
     }
-    strays = strays || !knows;
+    wonders = !knows;
     ask(op, stack, std::move(scan.key));
   }
 
@@ -275,13 +276,13 @@ class Watch {
   bool follow(const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Traits& traits, const Kind& kind,
               const Scan& scan) {
     size_t next = at + 1;
+    strays = numbers_[next % numbers_.size()] != kind.alike;
+    if (strays) return false;
     if (next == numbers_.size()) {
-      if (numbers_[0] != kind.alike || !turn()) return false;
+      turn();
       next = 0;
     }
-    if (!obeys) return false;
-    strays = numbers_[next] != kind.alike;
-    if (strays) return false;
+    if (!obeys || (scan.foreign && plan_.script.remembers[next])) return false;
     over = ++passed_ % LOOK_EVERY == 0 && allocated() > memory_[next] + offset_ + margin_;
     if (over || !obey(next)) return false;
     for (const at::Tensor& tensor : scan.tensors) {
@@ -295,15 +296,15 @@ class Watch {
     if (!passes(op, keys, stack, traits)) return false;
     at = static_cast<int64_t>(next);
     seconds_ += kind.seconds;
-    if (!writes_over && !(plan_.script.remembers[next] && traits.writes.empty())) return true;
+    if (!writes_over && (!traits.repeatable || !traits.writes.empty() || scan.foreign)) return true;
     lock.lock();
     auto record = journal_.describe(op, kind, traits, std::move(args), *stack, writes_over, clock + seconds_);
     if (record) plan_.add(next, std::move(*record), kind);
     return true;
   }
 
-  // The step is over, and begins again: Python decides how. Whether the plan is to be followed here.
-  bool turn() {
+  // The step is over, and begins again: Python decides how.
+  void turn() {
     {
       Lock lock(mutex_);
       if (std::exchange(obeys, false)) {
@@ -317,7 +318,6 @@ class Watch {
       }
     }
     call(turning);
-    return obeys;
   }
 
   template <typename... Given>

@@ -89,6 +89,8 @@ class Writer:
         self._values = values
         self._notes = Notes(resident_bytes)
         self._repeatable: set[int] = set()
+        self._fixed: dict[int, int] = {}
+        """Values that cannot be made again any more from this operator on."""
 
     def before(self) -> None:
         """The next operator begins; it may turn out to do nothing that matters here."""
@@ -110,6 +112,7 @@ class Writer:
         if ran.once:  # it may have changed what others were made from: those must have been there, and stay
             fixed = {one for one in self._repeatable if (content := values.content(one)) is None or content.fixed}
             note.reads += [one for one in fixed if (content := values.content(one)) is not None and content.held]
+            self._fixed.update(dict.fromkeys(fixed, len(self.counts) - 1))
             self._repeatable -= fixed
         else:
             self._repeatable.update(note.makes)
@@ -125,5 +128,9 @@ class Writer:
         return len(self._notes.sizes)
 
     def graph(self) -> Graph:
-        """The whole step."""
+        """The whole step. What is read after it could not be made again any more must stay: nothing makes it twice."""
+        operators = self._notes.operators
+        last = {one: position for position, note in enumerate(operators) for one in note.reads}
+        for note in operators:
+            note.once = note.once or any(self._fixed.get(one, len(operators)) < last.get(one, -1) for one in note.makes)
         return self._notes.graph(self._values.held())

@@ -138,14 +138,14 @@ class Journal:
             self.leave()
             keeper.report.bookkeeping_seconds += time.perf_counter() - begin
 
-    def _turn(self) -> None:
-        """The next operator is the first one of a step that has a plan."""
+    def _turn(self, alone: bool) -> None:
+        """The next operator is the first one of a step that has a plan; ``alone``: it was followed to the end."""
         begin = time.perf_counter()
         self.enter()
         try:
             self.read()
             if self._learner is not None:
-                self._learner.turn()
+                self._learner.turn(alone)
         finally:
             self.leave()
             self._keeper.report.bookkeeping_seconds += time.perf_counter() - begin

@@ -428,6 +428,8 @@ class Keeper:
 
     def give_out(self, tensor: torch.Tensor, lasting: bool) -> None:
         """The program takes a tensor's bytes past the dispatcher; if for longer, they can never be evicted again."""
+        if tensor.device != self.device:
+            return
         self._catch_up()  # someone may have written over what we know
         content = self.content_of(tensor) if self._open else None
         if content is None:

@@ -38,6 +38,7 @@ _TRIES = 3  # at plans: with more time, or for less where what is made again mus
 _LONGER = 3  # times the seconds of the try before that found nothing
 _AGREE = 32  # operators at the end of a step by which it is recognised
 _LOOK_EVERY = 16  # operators that pass, the allocator's count is looked up
+_STUMBLES = 3  # of the guard over a plan in a row, before Python follows it for good
 _LOST = -1
 
 
@@ -88,6 +89,8 @@ class Learner:
         self._schedule: Schedule | None = None
         self._can_go_alone: bool = False
         """Whether the guard can follow the plan, as far as is known."""
+        self._stumbles = 0
+        """How many times in a row it could not after all."""
         self._repeats = Repeats()
         self._watch()
 
@@ -101,18 +104,20 @@ class Learner:
         """Which operator of the step came last."""
         return self._at
 
-    def turn(self) -> None:
-        """The next operator is the first one of the step, which has a plan."""
-        self._begin(alone=self._can_go_alone)
+    def turn(self, alone: bool) -> None:
+        """The next operator is the first one of the step, which has a plan; ``alone``: the guard followed it."""
+        self._stumbles = 0 if alone else self._stumbles
+        self._begin(alone=self._can_go_alone and self._stumbles < _STUMBLES)
         self._turned = True
 
     def interrupt(self, strays: bool, wonders: bool) -> None:
         """The guard cannot follow the plan any further. If that is not because the program ``strays``, we go on with
-        it, and do so from now on unless it only ``wonders`` about an operator that it does not know yet."""
+        it; and from now on if that happens again and again, and not because it ``wonders`` about an operator that it
+        does not know yet."""
         if strays:
             self.lose()
         elif self.guard is not None:
-            self._can_go_alone = self._can_go_alone and wonders
+            self._stumbles += not wonders
             self.guard.end_step()
             self._let_pass(self.guard, alone=False)
 
@@ -249,6 +254,7 @@ class Learner:
         self._at = _LOST
         self._hopeless = False
         self._can_go_alone = False
+        self._stumbles = 0
         self._orders: list[list[Order]] = []
         self._glances = []
         self._written: Writer | None = None

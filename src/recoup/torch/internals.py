@@ -20,6 +20,7 @@ from torch._functorch.partitioners import get_default_op_list, min_cut_remateria
 from torch._inductor import config as inductor_config
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch.fx.graph import _BoxedCodeGen
 from torch.utils._python_dispatch import _disable_current_modes
@@ -205,6 +206,8 @@ _GENERATED = {
     for name in ("sum", "var", "prepare_softmax_online", "_low_memory_max_pool_with_offsets")
 }  # fmt: skip
 
+_PLACE = "recoup_place"
+
 
 class _PlannedPartitioner(CustomPartitionerFn):
     """Inductor's official place for another partitioner. Its identity enters the compile cache through ``uuid``."""
@@ -227,15 +230,46 @@ class _PlannedPartitioner(CustomPartitionerFn):
         return "recoup"
 
 
+def keep_place(node: fx.Node, place: int) -> None:
+    """Let :func:`compile_inductor` fuse what is made again only with what is made again at the same place.
+
+    Else Inductor computes a chain of sums, which a plan makes again one after the other, all at once and early.
+    """
+    node.meta[_PLACE] = place
+
+
+def _places(node: Any) -> set[int]:
+    """Where what a node of Inductor's scheduler makes again is to be made."""
+    origins = [origin for part in node.get_nodes() if part.node is not None for origin in part.node.get_origins()]
+    return {origin.meta[_PLACE] for origin in origins if _PLACE in origin.meta}
+
+
+@contextmanager
+def _keeping_places() -> Iterator[None]:
+    chosen = type(V.choices)
+
+    class KeepsPlaces(chosen):  # type: ignore[misc, valid-type]
+        @staticmethod
+        def can_fuse(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
+            first, second = _places(node1), _places(node2)
+            if first and second and len(first | second) > 1:
+                return False
+            return bool(chosen.can_fuse(scheduler, node1, node2, shared_data_score))
+
+    with V.set_choices_handler(KeepsPlaces()):
+        yield
+
+
 def compile_inductor(module: fx.GraphModule, args: Sequence[Any], partition: Partition) -> Callable[..., Any]:
     """Compile ``module`` with Inductor at the concrete shapes of ``args``, split by ``partition``.
 
     A partition of None leaves the split to PyTorch's own partitioner.
 
     A hit in AOTAutograd's cache would never call the partitioner, so that cache is off; Inductor's own, of compiled
-    halves, is as the user has it.
+    halves, is as the user has it. The backward is compiled here, too, and not when it first runs.
     """
     fresh = fx.GraphModule(module, copy.deepcopy(module.graph))
-    planned = _PlannedPartitioner(partition)
-    with inductor_config.patch(custom_partitioner_fn=planned), functorch_config.patch(enable_autograd_cache=False):
+    planned = inductor_config.patch(custom_partitioner_fn=_PlannedPartitioner(partition))
+    functorch = functorch_config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True)
+    with planned, functorch, _keeping_places():
         return torch._dynamo.disable(compile_fx(fresh, list(args)), reason="recoup runs this graph by its plan")

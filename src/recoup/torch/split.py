@@ -16,6 +16,8 @@ import torch
 from torch import fx
 
 from recoup.torch.costs import tensors_of
+from recoup.torch.fusion import is_fused_kernel
+from recoup.torch.internals import keep_place
 from recoup.torch.joint import ARRIVAL, Joint, JointOp
 from recoup.torch.rng import CPU_STATE_BYTES, run_again, run_first
 
@@ -83,6 +85,8 @@ class _Half:
     states: dict[str, fx.Node] = field(default_factory=dict)
     views: dict[int, list[fx.Node]] = field(default_factory=dict)
     """The folded nodes in ``at``, by the storages that they are made from."""
+    kernels: int = 0
+    """How many ops have run that a compiler fuses with nothing."""
 
     def take(self, nodes: Sequence[fx.Node]) -> None:
         """Inputs of this half."""
@@ -94,6 +98,7 @@ class _Half:
         """Run these ops in order; ``done`` ran before, and grows."""
         for op in ops:
             self._run(op, again=op.id in done)
+            self.kernels += not is_fused_kernel(op)
             done.add(op.id)
 
     def close(self, outputs: Sequence[Any], states: Sequence[fx.Node]) -> fx.GraphModule:
@@ -118,6 +123,8 @@ class _Half:
 
         random = op.id in self.replayed
         result = self._run_random(op, read) if random else self.graph.node_copy(op.node, read)
+        if again:
+            keep_place(result, self.kernels)
         parts = [user for user in op.node.users if user.target is operator.getitem and user in self.joint.maker]
         keep = self.joint.stays if again else set()
         self._forget_views(op, keep)

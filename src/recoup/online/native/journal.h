@@ -97,7 +97,14 @@ class Journal {
       for (const Place& place : record.outputs) {
         if (Entry* entry = storages.known(place.key)) entry->made = false;
       }
+      for (const View& view : record.views) {
+        if (Entry* entry = storages.known(view.place.key)) entry->pending = false;
+      }
     }
+    for (const Record& record : records_) {
+      for (const View& view : record.views) storages.await(view.place);
+    }
+    storages.tidy();
   }
 
   // What cannot be made again any more; the records that something may need, in order; of the others, which results were

@@ -30,6 +30,12 @@ struct Done {
   double seconds = 0;
 };
 
+// What there is at the end of a run: records, what they need to be repeated as far as that could die, and what else was held.
+struct Left {
+  std::vector<Record> records;
+  std::vector<c10::Storage> keeps, others;
+};
+
 class Plan {
  public:
   using Room = std::function<bool(int64_t)>;  // whether so many more bytes fit
@@ -102,6 +108,14 @@ class Plan {
     for (Noted& noted : records_) noted.record.invalidate(from);
   }
 
+  // The program has written over what a tensor looks at, and nobody can do that again.
+  void give_up(const at::Tensor& tensor) {
+    auto found = current_.find(tensor.storage().unsafeGetStorageImpl());
+    if (found == current_.end()) return;
+    values_.at(found->second).replaced = true;
+    current_.erase(found);
+  }
+
   // Whether the program can reach something that is evicted.
   bool has_away() const {
     return std::any_of(values_.begin(), values_.end(), [](const auto& one) {
@@ -110,12 +124,15 @@ class Plan {
     });
   }
 
-  // The run is over, or left: its records, and what they need to be repeated as far as that could die.
-  std::pair<std::vector<Record>, std::vector<c10::Storage>> end() {
-    std::vector<Record> records;
-    std::vector<c10::Storage> keeps;
-    for (auto& [number, value] : values_) keeps.insert(keeps.end(), value.keeps.begin(), value.keeps.end());
-    for (Noted& noted : records_) records.push_back(std::move(noted.record));
+  // The run is over, or left. What is not needed of this must not die under a lock: storages tell Python when they do.
+  Left end() {
+    Left left;
+    for (auto& [number, value] : values_) {
+      left.keeps.insert(left.keeps.end(), value.keeps.begin(), value.keeps.end());
+      left.others.push_back(std::move(value.own));
+    }
+    for (auto& [number, storage] : holding_) left.others.push_back(std::move(storage));
+    for (Noted& noted : records_) left.records.push_back(std::move(noted.record));
     records_.clear();
     values_.clear();
     current_.clear();
@@ -124,7 +141,7 @@ class Plan {
     owners_.clear();
     obeyed_ = unplanned_ = -1;
     broken_ = false;
-    return {std::move(records), std::move(keeps)};
+    return left;
   }
 
   Done take_done() { return std::exchange(done_, {}); }
@@ -190,6 +207,7 @@ class Plan {
       size_t before = keeps.size();
       bool is_made = read != OUTSIDE && (script.lost.count(read) || !source_of(noted, view));
       if (is_made && can_make(values_.at(read).record, keeps, known)) continue;
+      if (is_made) known.clear();  // what it would have needed is not kept
       keeps.erase(keeps.begin() + static_cast<std::ptrdiff_t>(before), keeps.end());
       keeps.push_back(source_of(noted, view));
       can = static_cast<bool>(keeps.back());

@@ -71,19 +71,21 @@ class Storages {
     return found == entries_.end() ? nullptr : &found->second;
   }
 
-  // Whether all that a call writes to is one tensor that can be made again, up to here and with the call.
-  bool may_write_over(const Traits& traits, Arguments args) const {
+  // Whether all that a call writes to is one tensor that can be made again, up to here and with the call. `unseen`: and if
+  // Python does not know it.
+  bool may_write_over(const Traits& traits, Arguments args, bool unseen = false) const {
     if (traits.makes || traits.writes.size() != 1 || !args[traits.writes[0]].isTensor()) return false;
     const at::Tensor& tensor = args[traits.writes[0]].toTensor();
     if (!tensor.defined() || !is_ours(tensor, device_) || (tensor.requires_grad() && tensor.is_leaf())) return false;
     auto found = entries_.find(tensor.storage().unsafeGetStorageImpl());
     if (found == entries_.end() || !found->second.made) return false;
-    return !found->second.told || found->second.readers.empty();  // else Python must know now what is made from which
+    return !found->second.told || (!unseen && found->second.readers.empty());  // else Python must know now what is made from which
   }
 
-  // Whether what a call writes to was there before, and nothing that may be made again was made from it, or only what
-  // Python does not know: then that, in `from`, is not made again any more.
-  bool may_write(const Traits& traits, Arguments args, std::unordered_set<StorageImpl*>& from) {
+  // Whether what a call writes to may change unseen: nothing that is evicted was made from it. What was made from it, and
+  // is there, is not made again any more: of what Python does not know that comes back in `from`, the rest it is told later.
+  // What can be made again itself is only given up if `gives_up` says so.
+  bool may_write(const Traits& traits, Arguments args, bool gives_up, std::unordered_set<StorageImpl*>& from) {
     std::vector<at::Tensor> written;
     if (traits.updates(args)) {
       collect(args[STATISTICS], written);
@@ -96,7 +98,10 @@ class Storages {
       if (tensor.device() != device_) continue;
       auto found = entries_.find(tensor.storage().unsafeGetStorageImpl());
       if (found == entries_.end()) continue;
-      if (found->second.made || !follow(found->second, from, waiting)) return false;
+      Entry& entry = found->second;
+      if (entry.made && (!gives_up || is_awaited(entry))) return false;
+      if (!all_made_from(entry, from, waiting)) return false;
+      if (entry.made) (entry.told ? waiting : from).insert(found->first);
       changed.push_back(found->first);
     }
     for (StorageImpl* key : changed) entries_.find(key)->second.readers.clear();
@@ -190,7 +195,8 @@ class Storages {
 
   // All that was made from a storage: what is known here, and what Python knows and can be told later because it is there,
   // and nothing that is evicted was made from that. False if there is more.
-  bool follow(const Entry& first, std::unordered_set<StorageImpl*>& from, std::unordered_set<StorageImpl*>& waiting) {
+  bool all_made_from(const Entry& first, std::unordered_set<StorageImpl*>& from,
+                     std::unordered_set<StorageImpl*>& waiting) {
     std::vector<const Entry*> stack{&first};
     while (!stack.empty()) {
       const Entry* top = stack.back();
@@ -200,8 +206,9 @@ class Storages {
         if (reader == nullptr || from.count(key)) continue;
         bool is_there = !reader->storage.expired();
         if (is_there && reader->made && reader->storage.lock()->nbytes() == 0) return false;  // it is evicted
+        if (is_there && reader->made && is_awaited(*reader)) return false;
         if (is_there && reader->made && reader->told) {
-          if (reader->rewritten || is_awaited(*reader)) return false;
+          if (reader->rewritten) return false;
           waiting.insert(key);
           continue;
         }

@@ -138,12 +138,9 @@ class Watch {
 
   // If a plan was followed here, Python must read of what it knew.
   void end_step() {
+    end_plan(false);
     Lock lock(mutex_);
     familiar_ = over = false;
-    if (std::exchange(obeys, false)) {
-      auto [records, keeps] = plan_.end();
-      journal_.add(std::move(records), std::move(keeps));
-    }
   }
 
   // The operators that passed, and what the program held when they came.
@@ -252,10 +249,15 @@ class Watch {
   // again any more.
   bool may_write(const Traits& traits, Arguments args) {
     std::unordered_set<StorageImpl*> from;
-    if (!journal_.storages.may_write(traits, args, from)) return false;
+    if (!journal_.storages.may_write(traits, args, obeys, from)) return false;
     if (!from.empty()) {
       journal_.invalidate(from);
       plan_.invalidate(from);
+    }
+    for (size_t i : traits.writes) {
+      std::vector<at::Tensor> written;
+      if (obeys) collect(args[i], written);
+      for (const at::Tensor& tensor : written) plan_.give_up(tensor);
     }
     return true;
   }
@@ -290,7 +292,7 @@ class Watch {
     }
     std::vector<IValue> args(stack->end() - op.schema().arguments().size(), stack->end());
     Lock lock(mutex_);
-    bool writes_over = journal_.storages.may_write_over(traits, args);
+    bool writes_over = traits.repeatable && journal_.storages.may_write_over(traits, args, true);
     if (!writes_over && !may_write(traits, args)) return false;
     lock.unlock();
     if (!passes(op, keys, stack, traits)) return false;
@@ -305,19 +307,23 @@ class Watch {
 
   // The step is over, and begins again: Python decides how.
   void turn() {
-    {
-      Lock lock(mutex_);
-      if (std::exchange(obeys, false)) {
-        bool is_needed = plan_.has_away();
-        auto [records, keeps] = plan_.end();
-        if (is_needed) {
-          journal_.add(std::move(records), std::move(keeps));
-        } else {
-          journal_.settle(records);
-        }
-      }
+    bool alone = end_plan(true);
+    call(turning, alone);
+  }
+
+  // If a plan was followed here: what it knew goes to the journal, unless the step is `over` and nothing is evicted.
+  bool end_plan(bool over) {
+    Left left;
+    Lock lock(mutex_);
+    if (!std::exchange(obeys, false)) return false;
+    bool is_needed = !over || plan_.has_away();
+    left = plan_.end();
+    if (is_needed) {
+      journal_.add(std::move(left.records), left.keeps);
+    } else {
+      journal_.settle(left.records);
     }
-    call(turning);
+    return true;
   }
 
   template <typename... Given>

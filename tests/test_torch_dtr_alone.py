@@ -3,6 +3,7 @@
 import copy
 import gc
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from tests.torch_helpers import assert_same, state
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 PATIENCE = 60.0  # seconds until a plan must be followed
+SGD = partial(torch.optim.SGD, lr=1e-3, momentum=0.9, foreach=True)
 
 
 class Half(Exception):  # noqa: N818
@@ -52,14 +54,12 @@ class Net(nn.Module):
 class Training:
     """Twins: one trains under DTR, the other takes the same steps afterwards."""
 
-    def __init__(self):
+    def __init__(self, make=SGD, clips=False, drops=False):
         torch.manual_seed(0)
         self.x = torch.randn(8, 8, 16, 16)
+        self.clips, self.drops = clips, drops
         plain = Net()
-        self.twins = [
-            (twin, torch.optim.SGD(twin.parameters(), lr=1e-3, momentum=0.9, foreach=True))
-            for twin in (plain, copy.deepcopy(plain))
-        ]
+        self.twins = [(twin, make(twin.parameters())) for twin in (plain, copy.deepcopy(plain))]
         self.taken = []
         self.seen = []
 
@@ -68,12 +68,16 @@ class Training:
         self.seen.append(self._step(*self.twins[1], odd))
 
     def _step(self, net, optimizer, odd):
+        torch.manual_seed(len(self.taken))
+        x = functional.dropout(self.x) if self.drops else self.x
         try:
-            seen = net(self.x, odd)
+            seen = net(x, odd)
         except Half:
             return None
         numbers = [one.item() if isinstance(one, torch.Tensor) else one for one in seen]
         seen[-1].backward()
+        if self.clips:
+            nn.utils.clip_grad_norm_(net.parameters(), 0.1, foreach=True)
         optimizer.step()
         optimizer.zero_grad()
         return numbers
@@ -88,25 +92,33 @@ class Training:
         self.go()
         return int(before + share * (counter().peak() - before))
 
-    def until_alone(self, run):
+    def until_alone(self, run, odd=None):
         """Train until C++ follows a plan."""
         begin = time.perf_counter()
         while not run._journal._watch.obeys:
             assert time.perf_counter() - begin < PATIENCE, "no plan was followed without Python"
-            self.go()
+            self.go(odd)
 
     def check(self):
         """The plain twin takes the same steps, and ends at the same bits."""
         (plain, optimizer), (ours, _) = self.twins
-        assert [self._step(plain, optimizer, odd) for odd in self.taken] == self.seen
+        taken, self.taken = self.taken, []
+        for odd, seen in zip(taken, self.seen, strict=True):
+            self.taken.append(odd)
+            assert self._step(plain, optimizer, odd) == seen
         assert_same(state(ours), state(plain), "alone")
 
 
-@pytest.fixture
-def training(monkeypatch):
+@pytest.fixture(autouse=True)
+def seen_in_cpp(monkeypatch):
     monkeypatch.setattr(learner, "_SECONDS", 3.0)
     with counted(monkeypatch):
-        yield Training()
+        yield
+
+
+@pytest.fixture
+def training():
+    return Training()
 
 
 @pytest.fixture
@@ -193,6 +205,60 @@ def test_programs_that_leave_their_course(training, odd):
             training.go()
         assert run.report.peak_bytes <= run.report.budget_bytes
     training.check()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"make": partial(torch.optim.Adam, lr=1e-3, foreach=True)},
+        {"make": partial(torch.optim.AdamW, lr=1e-3, fused=True)},
+        {"clips": True},
+        {"drops": True},
+    ],
+    ids=["foreach", "fused", "clips", "drops"],
+)
+def test_steps_that_write_to_what_could_be_made_again(options):
+    """Lists of gradients, a mask that is drawn in place: given up when they are written to."""
+    training = Training(**options)
+    with recoup.dtr(training.budget(), device="cpu") as run:
+        training.until_alone(run)
+        for odd in (None, half, None, None, another, None):
+            training.go(odd)
+        assert run.report.peak_bytes <= run.report.budget_bytes
+    training.check()
+
+
+def test_a_total_over_steps(training):
+    """It is made in the block, known to Python, and written to in steps that Python does not see."""
+    with recoup.dtr(training.budget(), device="cpu") as run:
+        total = torch.ones(64, 64)
+
+        def adds(net, x, held, seen):
+            total.mul_(1.01)
+            return x
+
+        training.until_alone(run, adds)
+        for _ in range(3):
+            training.go(adds)
+            training.go(half)
+    plain = torch.ones(64, 64)
+    for _ in range(training.taken.count(adds)):
+        plain.mul_(1.01)
+    assert torch.equal(total, plain)
+
+
+def test_inputs_that_die_with_what_was_made_from_them(training):
+    """Their death is told to Python, which asks back."""
+    budget = training.budget()
+    batches, others = [torch.randn(8, 8, 16, 16) for _ in range(500)], []
+    with recoup.dtr(budget + sum(one.nbytes for one in batches), device="cpu") as run:
+        begin, alone = time.perf_counter(), 0
+        while alone < 5:
+            assert time.perf_counter() - begin < PATIENCE, "no plan was followed without Python"
+            training.x = batches.pop()
+            others.append(torch.zeros(8, 8, 16, 16))  # in its place, so that there is no more room
+            training.go()
+            alone += run._journal._watch.obeys
 
 
 def test_python_follows_the_plan_where_the_program_gives_tensors_out(training):

@@ -224,7 +224,7 @@ class Watch {
     if (knows && familiar) {
       if (plan_.exists() && follow(op, keys, stack, *traits, what, scan)) return;
       if (!obeys && scan.is_there() && is_expected(what, *traits, args)) {
-        if (passes(op, keys, stack, *traits)) return;
+        if (passes(op, keys, stack, *traits, args.vec())) return;
         --at;
       }
     } else if (int64_t memory = 0; knows && notes && (is_ready(scan, what, memory) || prepare(scan, what, memory))) {
@@ -295,10 +295,12 @@ class Watch {
     bool writes_over = traits.repeatable && journal_.storages.may_write_over(traits, args, true);
     if (!writes_over && !may_write(traits, args)) return false;
     lock.unlock();
-    if (!passes(op, keys, stack, traits)) return false;
+    if (!passes(op, keys, stack, traits, args)) return false;
     at = static_cast<int64_t>(next);
     seconds_ += kind.seconds;
-    if (!writes_over && (!traits.repeatable || !traits.writes.empty() || scan.foreign)) return true;
+    bool backward = !c10::GradMode::is_enabled() && torch::autograd::get_current_graph_task_id() != -1;
+    bool matters = plan_.script.remembers[next] || !backward;  // most of what a backward makes is gone soon
+    if (!writes_over && !(matters && traits.repeatable && traits.writes.empty() && !scan.foreign)) return true;
     lock.lock();
     auto record = journal_.describe(op, kind, traits, std::move(args), *stack, writes_over, clock + seconds_);
     if (record) plan_.add(next, std::move(*record), kind);
@@ -444,10 +446,9 @@ class Watch {
   }
 
   // Run an operator. False if there was no memory for it; nothing has happened then.
-  static bool passes(const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Traits& traits) {
-    size_t count = op.schema().arguments().size();
-    std::vector<IValue> args(stack->end() - count, stack->end());
-    size_t below = stack->size() - count;
+  static bool passes(const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Traits& traits,
+                     const std::vector<IValue>& args) {
+    size_t below = stack->size() - args.size();
     try {
       pass(op, keys, stack);
       return true;
@@ -463,7 +464,7 @@ class Watch {
   bool note(const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Traits& traits, const Kind& kind,
             int64_t memory, const Scan& scan, bool over) {
     std::vector<IValue> args(stack->end() - op.schema().arguments().size(), stack->end());
-    if (!passes(op, keys, stack, traits)) return false;
+    if (!passes(op, keys, stack, traits, args)) return false;
     Lock lock(mutex_);
     if (watches) {
       seen_.push_back(kind.alike);

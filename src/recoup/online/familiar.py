@@ -2,8 +2,8 @@
 
 Keeping books of an operator costs more than PyTorch needs to start it. Where nothing that it makes will ever be made
 again (because all fits, or because the plan that is followed says so), nobody will ask for them. What passed is not
-known afterwards, so that it cannot be evicted if the program then leaves its course: it is counted by the allocator,
-which is why this is for devices that have one that counts.
+known afterwards, so that it cannot be evicted if the program then leaves its course, unless C++ followed the plan and
+wrote it down: it is counted by the allocator, which is why this is for devices that have one that counts.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Journal:
     def enter(self) -> None:
         """Learn what matters of those that did not."""
         watch, keeper, learner = self._watch, self._keeper, self._learner
-        obeyed, strays = watch.obeys, watch.strays or watch.over
+        obeyed, over = watch.obeys, watch.over
         seconds = watch.take_seconds()
         keeper.clock += seconds
         keeper.report.base_seconds += seconds
@@ -80,9 +80,10 @@ class Journal:
         keeper.report.evictions += evictions
         keeper.repeated(*repeated)
         if learner is not None and learner.familiar:
-            learner.passed(watch.at, watch.over)
+            learner.passed(watch.at, over)
+            if obeyed and not over:
+                learner.interrupt(watch.strays, watch.wonders)
             if obeyed:
-                learner.interrupt(strays, watch.wonders)
                 self.read()
         elif learner is not None and watch.watches:
             learner.saw(*watch.take_seen())

@@ -27,7 +27,7 @@ struct Kind {
 struct Traits {
   bool looks, repeatable;
   int training_flag;
-  bool sized_by_fractions;  // what it makes from numbers alone
+  bool sized_by_floats;  // what it makes from numbers alone
   bool has_device = false;
   bool makes = false;  // something that is no argument
   std::vector<size_t> writes = {};

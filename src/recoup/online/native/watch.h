@@ -59,9 +59,9 @@ class Watch {
 
   // What Python says of the operator that it was called for.
 
-  void describe(bool looks, bool repeatable, int training_flag, bool sized_by_fractions) {
+  void describe(bool looks, bool repeatable, int training_flag, bool sized_by_floats) {
     if (asked == nullptr) return;
-    Traits traits{looks, repeatable, training_flag, sized_by_fractions};
+    Traits traits{looks, repeatable, training_flag, sized_by_floats};
     for (const auto& result : asked->returns()) traits.makes = traits.makes || result.alias_info() == nullptr;
     const auto& arguments = asked->arguments();
     for (size_t i = 0; i < arguments.size(); ++i) {
@@ -174,7 +174,8 @@ class Watch {
 
   py::tuple take(bool all) { return journal_.take(mutex_, all); }
   bool has_news() const { return journal_.has_news(); }
-  bool overwrote() const { return journal_.overwrote; }
+  // Whether Python must know of something before it evicts anything.
+  bool overwrote() const { return journal_.overwrote || !journal_.storages.fixed.empty(); }
   bool is_crowded() const { return seen_.size() >= CROWDED; }
 
   static inline std::atomic<Watch*> active{nullptr};
@@ -212,7 +213,7 @@ class Watch {
     for (const IValue& value : args) scan.read(value, device_);
     bool lone = scan.tensors.empty();
     if (lone && scan.foreign && scan.plain && !traits->has_device) return pass(op, keys, stack);
-    bool odd = !scan.plain || (lone && scan.fractions && traits->sized_by_fractions);
+    bool odd = !scan.plain || (lone && scan.fractions && traits->sized_by_floats);
     if (odd || traits->looks) return ask(op, stack, {});
     lock.lock();
     auto kind = kinds_.find(scan.key);
@@ -229,10 +230,10 @@ class Watch {
       }
     } else if (int64_t memory = 0; knows && notes && (is_ready(scan, what, memory) || prepare(scan, what, memory))) {
       lock.lock();
-      bool over = journal_.storages.may_write_over(*traits, args);
-      bool fine = over || may_write(*traits, args);
+      bool writes_over = journal_.storages.may_write_over(*traits, args);
+      bool fine = writes_over || may_write(*traits, args);
       lock.unlock();
-      if (fine && note(op, keys, stack, *traits, what, memory, scan, over)) return;
+      if (fine && note(op, keys, stack, *traits, what, memory, scan, writes_over)) return;
     }
     wonders = !knows;
     ask(op, stack, std::move(scan.key));
@@ -313,12 +314,12 @@ class Watch {
     call(turning, alone);
   }
 
-  // If a plan was followed here: what it knew goes to the journal, unless the step is `over` and nothing is evicted.
-  bool end_plan(bool over) {
+  // If a plan was followed here: what it knew goes to the journal, unless the step is `done` and nothing is evicted.
+  bool end_plan(bool done) {
     Left left;
     Lock lock(mutex_);
     if (!std::exchange(obeys, false)) return false;
-    bool is_needed = !over || plan_.has_away();
+    bool is_needed = !done || plan_.has_away();
     left = plan_.end();
     if (is_needed) {
       journal_.add(std::move(left.records), left.keeps);
@@ -462,7 +463,7 @@ class Watch {
 
   // Run an operator and write down how to repeat it. False if there was no memory for it; nothing has happened then.
   bool note(const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Traits& traits, const Kind& kind,
-            int64_t memory, const Scan& scan, bool over) {
+            int64_t memory, const Scan& scan, bool writes_over) {
     std::vector<IValue> args(stack->end() - op.schema().arguments().size(), stack->end());
     if (!passes(op, keys, stack, traits, args)) return false;
     Lock lock(mutex_);
@@ -471,8 +472,8 @@ class Watch {
       held_.push_back(memory + away);
     }
     double now = clock + seconds_;
-    if (over || traits.writes.empty()) {
-      auto record = journal_.describe(op, kind, traits, std::move(args), *stack, over, now);
+    if (writes_over || traits.writes.empty()) {
+      auto record = journal_.describe(op, kind, traits, std::move(args), *stack, writes_over, now);
       if (record) journal_.add(std::move(*record));
     }
     for (const at::Tensor& tensor : scan.tensors) journal_.storages.use(tensor, now);

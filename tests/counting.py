@@ -33,3 +33,16 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     counter().start()
     yield
     counter().stop()
+
+
+def listen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The operators that come to Python from here on, by name."""
+    seen: list[str] = []
+    run = runtime.Runtime._run
+
+    def heard(self: runtime.Runtime, func: Any, args: Any, kwargs: Any) -> Any:
+        seen.append(str(func))
+        return run(self, func, args, kwargs)
+
+    monkeypatch.setattr(runtime.Runtime, "_run", heard)
+    return seen

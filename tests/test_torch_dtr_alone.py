@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 import recoup
-from recoup.online import learner, runtime
-from tests.counting import counted, counter
+from recoup.online import learner
+from tests.counting import counted, counter, listen
 from tests.torch_helpers import assert_same, state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -123,15 +123,7 @@ def training():
 
 @pytest.fixture
 def asked(monkeypatch):
-    seen = []
-    run = runtime.Runtime._run
-
-    def listen(self, func, args, kwargs):
-        seen.append(str(func))
-        return run(self, func, args, kwargs)
-
-    monkeypatch.setattr(runtime.Runtime, "_run", listen)
-    return seen
+    return listen(monkeypatch)
 
 
 def test_nothing_comes_to_python_and_the_budget_holds(training, asked):

@@ -11,10 +11,10 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import recoup
-from recoup.online import native, runtime
+from recoup.online import native
 from recoup.online.adapter import below_autograd
 from recoup.torch.session import RecoupWarning
-from tests.counting import counted, counter
+from tests.counting import counted, counter, listen
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -22,16 +22,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture
 def asked(monkeypatch):
     """The operators that came to Python, under blocks that see in C++."""
-    seen = []
-    run = runtime.Runtime._run
-
-    def listen(self, func, args, kwargs):
-        seen.append(str(func))
-        return run(self, func, args, kwargs)
-
-    monkeypatch.setattr(runtime.Runtime, "_run", listen)
     with counted(monkeypatch):
-        yield seen
+        yield listen(monkeypatch)
 
 
 class Training:

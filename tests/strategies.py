@@ -95,3 +95,18 @@ def schedules(draw: st.DrawFn, graph: Graph) -> list[tuple[str, str]]:
         if not op.optional and op.id not in ran:
             run(index, 0)
     return steps
+
+
+@st.composite
+def trainings(draw: st.DrawFn) -> Graph:
+    """Forward and backward of a few layers, each of two operators, the second of which alone the backward reads."""
+    b = GraphBuilder("training", resident_bytes=draw(st.integers(0, 4)))
+    sizes = draw(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 8)), min_size=2, max_size=4))
+    last: list[str] = []
+    for layer, (small, large) in enumerate(sizes):
+        inner = b.op(f"inner{layer}", inputs=last, outputs={f"u{layer}": small}, time=draw(st.integers(1, 3)))
+        last = [*b.op(f"outer{layer}", inputs=inner, outputs={f"v{layer}": large}, time=1)]
+    for layer in reversed(range(len(sizes))):
+        inputs = dict.fromkeys([*last, f"v{layer}"])
+        last = [*b.op(f"backward{layer}", inputs=inputs, outputs={f"g{layer}": sizes[layer][0]}, time=2)]
+    return b.build(last)

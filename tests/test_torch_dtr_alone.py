@@ -3,6 +3,7 @@
 import copy
 import gc
 import time
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -11,7 +12,8 @@ from torch import nn
 from torch.nn import functional
 
 import recoup
-from recoup.online import learner
+from recoup.online import learner, writing
+from recoup.torch.models import DenseNet
 from tests.counting import counted, counter, listen
 from tests.torch_helpers import assert_same, state
 
@@ -265,4 +267,48 @@ def test_python_follows_the_plan_where_the_program_gives_tensors_out(training):
         for _ in range(5):
             training.go(looks)
         assert run.report.followed == followed + 5
+    training.check()
+
+
+def test_gradients_that_are_added_in_place_once_nobody_holds_them(asked):
+    """Autograd adds into a new tensor as long as Python has books of the first one."""
+    torch.manual_seed(0)
+    net = DenseNet(layers=(6, 12), growth=4)
+    optimizer = SGD(net.parameters())
+    x, y = torch.randn(8, 3, 64, 64), torch.randint(10, (8,))
+
+    def step():
+        functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    counter().reset_peak()
+    step()
+    with recoup.dtr(int(0.8 * counter().peak()), device="cpu") as run:
+        begin = time.perf_counter()
+        while run.report.followed < 5:
+            assert time.perf_counter() - begin < PATIENCE, "no plan was followed"
+            step()
+        asked.clear()
+        step()
+        assert asked == []
+
+
+def test_a_plan_that_counted_on_more_room_than_there_is(training, monkeypatch):
+    """Something is always evicted beside it, until another one is made for less."""
+    honest = writing.Writer.graph
+    budget = training.budget()
+
+    def understated(self):
+        graph = honest(self)
+        return replace(graph, resident_bytes=graph.resident_bytes - budget // 40)
+
+    monkeypatch.setattr(writing.Writer, "graph", understated)
+    with recoup.dtr(budget, device="cpu") as run:
+        training.until_alone(run)
+        assert run._learner._spared > 0
+        for odd in (None, half, None, None):
+            training.go(odd)
+        assert run.report.peak_bytes <= run.report.budget_bytes
     training.check()

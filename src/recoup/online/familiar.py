@@ -22,7 +22,7 @@ from recoup.schedule import Schedule
 class Glance:
     """All that is looked at of an operator: which one, the shapes of its arguments, and numbers that may be sizes."""
 
-    __slots__ = ("func", "highest", "known", "light", "memory", "shapes", "traits")
+    __slots__ = ("func", "highest", "known", "later", "light", "memory", "shapes", "traits")
 
     def __init__(
         self, func: Any, args: tuple[Any, ...], traits: Traits, known: Learned, memory: int, light: bool
@@ -35,6 +35,8 @@ class Glance:
         """Bytes that were allocated when it came."""
         self.highest = memory
         """Bytes that were allocated while it ran."""
+        self.later = memory
+        """And at most from then on, to the end of the step."""
         self.light = light and known.runs >= TIMED_RUNS
         """Whether it may pass."""
 
@@ -46,6 +48,13 @@ class Glance:
     def fits(self, func: Any, args: tuple[Any, ...]) -> bool:
         """Whether a call is this operator's."""
         return canonical(func) is self.func and _shapes(args) == self.shapes
+
+
+def look_ahead(step: Sequence[Glance]) -> None:
+    """The step is known to its end: what will be allocated at most."""
+    highest = 0
+    for glance in reversed(step):
+        highest = glance.later = max(highest, glance.highest)
 
 
 def _shapes(args: Sequence[Any]) -> list[Any]:

@@ -105,6 +105,11 @@ class Journal:
         if learner is not None:
             watch.at = learner.at
 
+    @property
+    def wonders(self) -> bool:
+        """Whether Python was called because the operator is not known on such arguments."""
+        return bool(self._watch.wonders)
+
     def describe(self, traits: Traits) -> None:
         """How the operator behaves that Python was called for."""
         self._watch.describe(traits.looks, traits.simple, traits.training_flag, traits.sized_by_floats)

@@ -64,6 +64,8 @@ class Keeper:
         self._budget = report.budget_bytes
         self.chosen = 0
         """How many evictions were for want of room."""
+        self.shortage = 0
+        """The most bytes that were wanting then, since the learner last asked."""
         self.away = 0
         """What the program holds and is evicted."""
         self.on_release: Callable[[Content], None] | None = None
@@ -251,6 +253,7 @@ class Keeper:
         if self.unread is not None:
             self.unread.skim()
         self.look()
+        self.shortage = max(self.shortage, self.memory + size - self._budget)
         start = time.perf_counter()
         tidied = collected = False
         while self.memory + size > self._budget:

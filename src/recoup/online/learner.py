@@ -21,7 +21,7 @@ from recoup.online.adapter import can_exchange
 from recoup.online.background import Planning
 from recoup.online.calls import flat_tensors
 from recoup.online.contents import Content
-from recoup.online.familiar import Glance, remembered
+from recoup.online.familiar import Glance, look_ahead, remembered
 from recoup.online.keeper import Keeper
 from recoup.online.learned import Learned
 from recoup.online.operators import Traits, written_tensors
@@ -39,14 +39,16 @@ _LONGER = 3  # times the seconds of the try before that found nothing
 _AGREE = 32  # operators at the end of a step by which it is recognised
 _LOOK_EVERY = 16  # operators that pass, the allocator's count is looked up
 _STUMBLES = 3  # of the guard over a plan in a row, before Python follows it for good
+_LACKING = 3  # runs in a row in which more was evicted than planned, before that is planned for
+_CUTS = 4  # how often that is done
 _LOST = -1
 
 
 class Guard(Protocol):
     """Lets operators of a familiar step pass without Python: see ``native/watch.h``."""
 
-    def expect(self, numbers: list[int], light: list[bool], memory: list[int]) -> None:
-        """The step's operators, which of them may pass, and what is allocated when they come."""
+    def expect(self, numbers: list[int], light: list[bool], memory: list[int], highest: list[int]) -> None:
+        """The step's operators, which of them may pass, what is allocated when they come, and at most from there on."""
 
     def plan(
         self,
@@ -91,6 +93,10 @@ class Learner:
         """Whether the guard can follow the plan, as far as is known."""
         self._stumbles = 0
         """How many times in a row it could not after all."""
+        self._lacking = 0
+        """How many runs in a row lacked room although the plan was followed."""
+        self._spared = self._cuts = 0
+        """Bytes of the budget that a plan must do without, because runs lacked them; how often it was made for less."""
         self._repeats = Repeats()
         self._watch()
 
@@ -169,6 +175,7 @@ class Learner:
             self._values.skip(self._counts[at + 1] - (self._counts[self._at + 1] if at >= self._at else 0))
         self._at = at
         if over:
+            self._stumbles += 1
             self.lose()
             self._glances = []
 
@@ -183,12 +190,14 @@ class Learner:
                 self.lose()
 
     def _is_as_expected(self, glance: Glance) -> bool:
-        """Whether as much is allocated as when the step was recorded; that is looked up now and then."""
+        """Whether not so much more is allocated than when the step was recorded that it could break the budget; that is
+        looked up now and then."""
         expected = glance.memory + self._offset
+        budget = self._keeper.report.budget_bytes
         self._passed += 1
         if self._passed % _LOOK_EVERY == 0:
             self._keeper.look()
-            if self._keeper.memory > expected + _MARGIN * self._keeper.report.budget_bytes:
+            if self._keeper.memory > expected + max(_MARGIN * budget, budget - glance.later - self._offset):
                 self.lose()
                 self._glances = []
                 return False
@@ -312,10 +321,14 @@ class Learner:
         self._evictions, self._chosen = report.evictions, self._keeper.chosen
         if self._following:
             report.followed += 1
+            self._lacking = 0 if as_ordered else self._lacking + 1
         elif self._writer is not None:
             self._plan(self._writer)
-        elif self._planning is not None and self._planning.done:
+        if self._planning is not None and self._planning.done:
             self._take_orders(self._planning)
+        elif self._lacking >= _LACKING:
+            self._plan_for_less()
+        self._keeper.shortage = 0
         recorded = self._recorded if as_ordered else None
         self._forget_run()
         self._following = bool(self._orders)
@@ -333,14 +346,14 @@ class Learner:
             return
         if not self._glances and recorded is not None and len(recorded) == len(self._step):
             self._glances = recorded
+            look_ahead(recorded)
             self._describe_step()
         self._keeper.look()
         if not self._glances:
             self._recorded = []
             return
         self._offset = self._keeper.memory - self._glances[0].memory
-        highest = max(glance.highest for glance in self._glances) + self._offset
-        fits = highest <= self._keeper.report.budget_bytes
+        fits = self._glances[0].later + self._offset <= self._keeper.report.budget_bytes
         self.familiar = fits and (self._following or self._keeper.settle())
         if self.familiar and self.guard is not None:
             self._let_pass(self.guard, alone)
@@ -355,7 +368,9 @@ class Learner:
             ordered = [self._following and bool(self._orders[at]) for at in range(len(self._glances))]
             light = [glance.light and not waits for glance, waits in zip(self._glances, ordered, strict=True)]
             numbers = [glance.known.alike for glance in self._glances]
-            self.guard.expect(numbers, light, [glance.memory for glance in self._glances])
+            memory = [glance.memory for glance in self._glances]
+            highest = [glance.later for glance in self._glances]
+            self.guard.expect(numbers, light, memory, highest)
             remembers = [self._following and at in self._remembered for at in range(len(self._glances))]
             self._can_go_alone = self._following and can_exchange()
             self._can_go_alone &= all(map(Glance.passes_alone, self._glances, remembers))
@@ -373,11 +388,22 @@ class Learner:
         self._written = writer
         self._tries = _TRIES
         self._schedule = None
-        self._start_planning(graph, self._room, _SECONDS + len(graph.ops) / _OPS_PER_SECOND)
+        self._spared = self._cuts = self._lacking = 0
+        self._start_planning(graph, self._room, _seconds(graph))
+
+    def _plan_for_less(self) -> None:
+        """What a run takes above its plan, whatever that is, it takes every time. What was evicted for it meanwhile may
+        hide most of that, so that it is twice as much from time to time."""
+        self._lacking = 0
+        if self._planning is None and self._schedule is not None and self._cuts < _CUTS:
+            self._cuts += 1
+            self._spared += max(self._spared, self._keeper.shortage)
+            graph = self._schedule.graph
+            self._start_planning(graph, self._room, _seconds(graph))
 
     @property
     def _room(self) -> int:
-        return int((1 - _MARGIN) * self._keeper.report.budget_bytes)
+        return int((1 - _MARGIN) * self._keeper.report.budget_bytes) - self._spared
 
     def _start_planning(self, graph: Graph, budget: int, seconds: float) -> None:
         try:
@@ -437,3 +463,7 @@ class Learner:
                 self._keeper.evict(content)
             elif content.call is not None and not content.resident:
                 self._keeper.bring_back([content])
+
+
+def _seconds(graph: Graph) -> float:
+    return _SECONDS + len(graph.ops) / _OPS_PER_SECOND

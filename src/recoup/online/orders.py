@@ -76,18 +76,18 @@ def outliving(schedule: Schedule, ends: Mapping[int, int]) -> dict[int, int]:
     graph = schedule.graph
     ran: set[int] = set()
     again: set[int] = set()
-    position = 0
+    read: set[int] = set()  # by what is made again before the next operator
     found: dict[int, int] = {}
     for op in schedule.ops.tolist():
         one = graph.ops[op]
-        if op not in ran:
-            ran.add(op)
-            position = int(one.id) + 1
+        if op in ran:
+            read.update(set(map(int, one.inputs)) - again)
+            again.update(map(int, one.outputs))
             continue
-        for value in set(map(int, one.inputs)) - again:
-            if ends.get(value, position + 1) <= position:
-                found[value] = position
-        again.update(map(int, one.outputs))
+        ran.add(op)
+        position = int(one.id)
+        found.update((value, position) for value in read if ends.get(value, position + 1) <= position)
+        read.clear()
     return found
 
 

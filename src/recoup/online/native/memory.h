@@ -14,6 +14,19 @@ inline void exchange(c10::Storage& first, c10::Storage& second) {
   second.set_nbytes(bytes);
 }
 
+// While a view is made of what is evicted: no byte is read, but views are checked to be within their storage's bounds. Those
+// of a tensor's are, unless they are given as numbers.
+class Unbounded {
+ public:
+  explicit Unbounded(c10::Storage storage) : storage_(std::move(storage)) { storage_.set_nbytes(size_t{1} << 60); }
+  ~Unbounded() { storage_.set_nbytes(0); }
+  Unbounded(const Unbounded&) = delete;
+  Unbounded& operator=(const Unbounded&) = delete;
+
+ private:
+  c10::Storage storage_;
+};
+
 // Free its bytes.
 inline void empty(c10::Storage& storage) {
   storage.set_data_ptr_noswap(at::DataPtr(nullptr, storage.device()));

@@ -266,15 +266,20 @@ class Plan {
     value.keeps.clear();
   }
 
+  bool is_reached(int64_t number) const {
+    const Value& value = values_.at(number);
+    return !value.replaced && !value.place.storage.expired();
+  }
+
   // Whether the program can reach a value, or something that the plan makes from it.
   bool is_needed(int64_t number) const {
+    if (is_reached(number)) return true;
     std::vector<int64_t> stack{number};
     std::unordered_set<int64_t> seen;
     while (!stack.empty()) {
       int64_t top = stack.back();
       stack.pop_back();
-      const Value& value = values_.at(top);
-      if (!value.replaced && !value.place.storage.expired()) return true;
+      if (is_reached(top)) return true;
       auto readers = readers_.find(top);
       if (!seen.insert(top).second || readers == readers_.end()) continue;
       stack.insert(stack.end(), readers->second.begin(), readers->second.end());

@@ -94,13 +94,14 @@ class Storages {
     for (size_t i : traits.writes) collect(args[i], written);
     std::vector<StorageImpl*> changed;
     std::unordered_set<StorageImpl*> waiting;
+    std::unordered_set<const Entry*> seen;
     for (const at::Tensor& tensor : written) {
       if (tensor.device() != device_) continue;
       auto found = entries_.find(tensor.storage().unsafeGetStorageImpl());
       if (found == entries_.end()) continue;
       Entry& entry = found->second;
-      if (entry.made && (!gives_up || is_awaited(entry))) return false;
-      if (!all_made_from(entry, from, waiting)) return false;
+      if (entry.made && (!gives_up || is_awaited(entry, seen))) return false;
+      if (!all_made_from(entry, from, waiting, seen)) return false;
       if (entry.made) (entry.told ? waiting : from).insert(found->first);
       changed.push_back(found->first);
     }
@@ -174,10 +175,9 @@ class Storages {
   std::vector<std::pair<StorageImpl*, Weak>> fixed;
 
  private:
-  // Whether something that is evicted was made from a storage, if only by way of others.
-  bool is_awaited(const Entry& first) {
+  // Whether something that is evicted was made from a storage, if only by way of others. Nothing was from those `seen`.
+  bool is_awaited(const Entry& first, std::unordered_set<const Entry*>& seen) {
     std::vector<const Entry*> stack{&first};
-    std::unordered_set<const Entry*> seen;
     while (!stack.empty()) {
       const Entry* top = stack.back();
       stack.pop_back();
@@ -196,7 +196,7 @@ class Storages {
   // All that was made from a storage: what is known here, and what Python knows and can be told later because it is there,
   // and nothing that is evicted was made from that. False if there is more.
   bool all_made_from(const Entry& first, std::unordered_set<StorageImpl*>& from,
-                     std::unordered_set<StorageImpl*>& waiting) {
+                     std::unordered_set<StorageImpl*>& waiting, std::unordered_set<const Entry*>& seen) {
     std::vector<const Entry*> stack{&first};
     while (!stack.empty()) {
       const Entry* top = stack.back();
@@ -206,7 +206,7 @@ class Storages {
         if (reader == nullptr || from.count(key)) continue;
         bool is_there = !reader->storage.expired();
         if (is_there && reader->made && reader->storage.lock()->nbytes() == 0) return false;  // it is evicted
-        if (is_there && reader->made && is_awaited(*reader)) return false;
+        if (is_there && reader->made && is_awaited(*reader, seen)) return false;
         if (is_there && reader->made && reader->told) {
           if (reader->rewritten) return false;
           waiting.insert(key);

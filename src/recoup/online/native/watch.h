@@ -104,12 +104,14 @@ class Watch {
     return entry->pending;
   }
 
-  // A step that is known: its operators, which of them may pass, and what is allocated when they come.
-  void expect(std::vector<int64_t> numbers, std::vector<bool> light, std::vector<int64_t> memory) {
+  // A step that is known: its operators, which of them may pass, what is allocated when they come, and at most from there on.
+  void expect(std::vector<int64_t> numbers, std::vector<bool> light, std::vector<int64_t> memory,
+              std::vector<int64_t> highest) {
     Lock lock(mutex_);
     numbers_ = std::move(numbers);
     light_ = std::move(light);
     memory_ = std::move(memory);
+    highest_ = std::move(highest);
   }
 
   // What is to be done in it: orders are pairs of whether to evict, and what.
@@ -206,8 +208,13 @@ class Watch {
     lock.unlock();
     strays = wonders = false;
     if (traits == nullptr) return needs_nobody(schema) ? pass(op, keys, stack) : ask(op, stack, {});
-    if (traits->looks && args[0].isTensor() && is_plain(args[0].toTensor()) && can_look_at(args[0].toTensor())) {
-      return pass(op, keys, stack);
+    if (traits->looks && args[0].isTensor() && is_plain(args[0].toTensor())) {
+      c10::Storage storage = args[0].toTensor().storage();
+      if (is_there(args[0].toTensor())) return pass(op, keys, stack);
+      if (is_evicted(storage) && schema.name() != "aten::as_strided") {
+        Unbounded unbounded(storage);
+        return pass(op, keys, stack);
+      }
     }
     Scan scan(schema);
     for (const IValue& value : args) scan.read(value, device_);
@@ -239,11 +246,10 @@ class Watch {
     ask(op, stack, std::move(scan.key));
   }
 
-  // Whether a view of it can be made: what is evicted has no bounds.
-  bool can_look_at(const at::Tensor& tensor) {
-    if (is_there(tensor)) return true;
-    size_t next = at + 1;
-    return obeys && next < numbers_.size() && obey(next) && plan_.bring_back(tensor, room());
+  bool is_evicted(const c10::Storage& storage) {
+    Lock lock(mutex_);
+    const Entry* entry = journal_.storages.known(storage.unsafeGetStorageImpl());
+    return entry != nullptr && entry->made && storage.nbytes() == 0;
   }
 
   // Whether what a call writes to may change: if something was made from that, and Python need not know, it is not made
@@ -286,7 +292,7 @@ class Watch {
       next = 0;
     }
     if (!obeys || (scan.foreign && plan_.script.remembers[next])) return false;
-    over = ++passed_ % LOOK_EVERY == 0 && allocated() > memory_[next] + offset_ + margin_;
+    over = is_over(next);
     if (over || !obey(next)) return false;
     for (const at::Tensor& tensor : scan.tensors) {
       if (!plan_.bring_back(tensor, room())) return false;
@@ -429,6 +435,12 @@ class Watch {
     }
   }
 
+  // Whether so much more is allocated than in the known step that it could break the budget. That is looked up now and then.
+  bool is_over(size_t next) {
+    if (++passed_ % LOOK_EVERY != 0) return false;
+    return allocated() > memory_[next] + std::max(offset_ + margin_, budget_ - highest_[next]);
+  }
+
   // An operator of the known step, if it is the one that comes next and may pass.
   bool is_expected(const Kind& kind, const Traits& traits, Arguments args) {
     size_t next = at + 1;
@@ -437,10 +449,8 @@ class Watch {
       Lock lock(mutex_);
       if (!may_write(traits, args)) return false;
     }
-    if (++passed_ % LOOK_EVERY == 0 && allocated() > memory_[next] + offset_ + margin_) {
-      over = true;
-      return false;
-    }
+    over = is_over(next);
+    if (over) return false;
     at = next;
     seconds_ += kind.seconds;
     return true;
@@ -514,7 +524,7 @@ class Watch {
   double seconds_ = 0;
   bool familiar_ = false, careful_ = false;
   int64_t offset_ = 0, margin_ = 0, passed_ = 0;
-  std::vector<int64_t> numbers_, memory_;
+  std::vector<int64_t> numbers_, memory_, highest_;
   std::vector<bool> light_;
 };
 

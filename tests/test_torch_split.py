@@ -15,7 +15,7 @@ import recoup
 from recoup.torch.costs import Cost
 from recoup.torch.internals import compile_joint
 from recoup.torch.joint import read_joint
-from recoup.torch.rewrite import split_convolutions
+from recoup.torch.rewrite import order_products, split_convolutions
 from recoup.torch.split import split
 from recoup.torch.step import step_graph
 from tests.torch_helpers import assert_same
@@ -112,6 +112,8 @@ def joint_step(function, inputs, choose, seen):
 
     def partition(traced, count):
         split_convolutions(traced)
+        order_products(traced)
+        traced.graph.lint()
         joint = read_joint(traced, count)
         graph = step_graph(joint, {op.id: Cost(1.0) for op in joint.ops}, torch.device("cpu"), 0)
         steps = choose(graph)
@@ -197,3 +199,33 @@ def test_schedules_with_every_op_repeated_at_random(seed):
         results.append((list(outputs), gradients(outputs, inputs), torch.get_rng_state()))
     assert_same(results[1], results[0], f"{program}")
     assert not seen or seen[0][0] > seen[0][1]
+
+
+@pytest.mark.parametrize(
+    ("inner", "bias", "order"),
+    [(64, False, ["input", "weight"]), (4, False, ["weight", "input"]), (4, True, ["weight", "input"])],
+    ids=["vocabulary", "layer", "with bias"],
+)
+def test_products_of_a_backward_in_the_order_that_holds_less(inner, bias, order):
+    """The weight's cast goes before the weight's gradient comes, if they are large; else the layer's input does."""
+    tokens, width = 48, 8
+    x = torch.randn(tokens, width, requires_grad=True)
+    weight = torch.randn(inner, width, requires_grad=True)
+    shift = torch.randn(inner, requires_grad=True) if bias else None
+    sizes = {"input": 2 * tokens * width, "weight": 2 * inner * width}
+    found = []
+
+    def function(x, weight, *shift):
+        lower = [one.bfloat16() for one in (x.sin(), weight, *shift)]
+        return functional.linear(*lower).float().logsumexp(1).sum()
+
+    def choose(graph):
+        bytes_ = {value.id: value.bytes for value in graph.values}
+        products = [op for op in graph.ops if op.id.startswith("mm")]
+        found.extend(bytes_[op.outputs[0]] for op in products[-2:])
+        return [op.id for op in graph.ops]
+
+    torch._dynamo.reset()
+    inputs = [x, weight] if shift is None else [x, weight, shift]
+    joint_step(function, inputs, choose, []).backward()
+    assert found == [sizes[name] for name in order]

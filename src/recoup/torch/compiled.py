@@ -21,7 +21,7 @@ from recoup.torch.internals import compile_inductor, written_input
 from recoup.torch.joint import read_joint
 from recoup.torch.memory import measure_peak
 from recoup.torch.planning import StepPlan, StepPlanner
-from recoup.torch.rewrite import split_convolutions
+from recoup.torch.rewrite import order_products, split_convolutions
 from recoup.torch.split import split
 from recoup.units import format_bytes
 
@@ -60,6 +60,7 @@ class _Partitioner:
         if self.is_plain:
             return None
         split_convolutions(traced)
+        order_products(traced)
         joint = read_joint(traced, outputs, folded_nodes(traced))
         reused = self.planner.reuse(joint) if self.plainly else None
         if self.correction is None:

@@ -11,7 +11,7 @@ from recoup.torch.costs import signature
 from recoup.torch.internals import compile_joint
 from recoup.torch.joint import read_joint
 from recoup.torch.planning import StepPlan, StepPlanner
-from recoup.torch.rewrite import split_convolutions, use_best_batch_norm
+from recoup.torch.rewrite import order_products, split_convolutions, use_best_batch_norm
 from recoup.torch.split import split
 
 
@@ -23,6 +23,7 @@ def compile_step(
 
     def partition(traced: fx.GraphModule, outputs: int) -> tuple[fx.GraphModule, fx.GraphModule]:
         split_convolutions(traced)
+        order_products(traced)
         use_best_batch_norm(traced)
         joint = read_joint(traced, outputs)
         step = planner.reuse(joint)

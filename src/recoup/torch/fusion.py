@@ -46,7 +46,7 @@ def folded_nodes(module: fx.GraphModule) -> set[fx.Node]:
             inside = node.op == "call_function" and is_fusible(node) and not is_generated(node)
             inside = inside and node not in written and not reused
             inside = inside and overwritten.isdisjoint(node.all_input_nodes)  # the backward would read it changed
-            large[node] = reads if inside else {node} if _bytes(node) >= LARGE else set()
+            large[node] = reads if inside else {node} if node_bytes(node) >= LARGE else set()
         if inside:
             folded.add(node)
     return folded
@@ -106,5 +106,6 @@ def is_view(node: fx.Node) -> bool:
     return node.op == "call_function" and makes_none and written_input(node) is None
 
 
-def _bytes(node: fx.Node) -> int:
+def node_bytes(node: fx.Node) -> int:
+    """Of the largest tensor that the node makes."""
     return max((int(tensor.numel() * tensor.element_size()) for tensor in tensors_of(node.meta.get("val"))), default=0)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 
 import torch
 from torch import fx
+
+from recoup.torch.fusion import is_view, node_bytes
+from recoup.torch.joint import from_tangents
 
 aten = torch.ops.aten
 
@@ -23,6 +27,63 @@ def use_best_batch_norm(module: fx.GraphModule) -> None:
         if node.args[0].meta["val"].device.type == "cuda":
             _use_cudnn_batch_norm(module.graph, node)
     module.recompile()
+
+
+def order_products(module: fx.GraphModule) -> None:
+    """Of the two matrix products in a linear layer's backward, run first the one that leaves more to be freed.
+
+    Autograd has them in either order. Where the weight is a vocabulary, its gradient had better wait until the weight's
+    cast is gone; in most other layers the input's gradient had better wait until the layer's input is.
+    """
+    in_backward = from_tangents(module.graph)
+    position = {node: number for number, node in enumerate(module.graph.nodes)}
+    products = module.graph.find_nodes(op="call_function", target=aten.mm.default)
+    moved: fx.Node | None = None
+    for first, second in itertools.pairwise(node for node in products if node in in_backward):
+        reads = {node: set(map(_source, node.all_input_nodes)) for node in (first, second)}
+        if first is moved or reads[first].isdisjoint(reads[second]) or first in reads[second]:
+            continue
+        over = {node for node in reads[first] | reads[second] if _last_use(node, position) <= position[second]}
+        as_it_is = _held(reads[first], reads[second], first, second, over)
+        if _held(reads[second], reads[first], second, first, over) < as_it_is:
+            _move_before(first, second, position)
+            moved = second
+    module.recompile()
+
+
+def _source(node: fx.Node) -> fx.Node:
+    """What a node is a view of."""
+    while is_view(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _last_use(node: fx.Node, position: dict[fx.Node, int]) -> int:
+    """The position of the last node that reads it, if only through views. What the step is given is never free."""
+    if node.op == "placeholder":
+        return len(position)
+    return max((_last_use(user, position) if is_view(user) else position[user] for user in node.users), default=0)
+
+
+def _held(reads: set[fx.Node], next_reads: set[fx.Node], one: fx.Node, other: fx.Node, over: set[fx.Node]) -> int:
+    """Bytes that two nodes read and make, at most at a time, if ``one`` is the first of them; ``over`` is what nobody
+    reads after both."""
+    both = sum(map(node_bytes, reads | next_reads)) + node_bytes(one)
+    freed = sum(map(node_bytes, (reads - next_reads) & over))
+    return max(both, both - freed + node_bytes(other))
+
+
+def _move_before(first: fx.Node, second: fx.Node, position: dict[fx.Node, int]) -> None:
+    """With the views that it reads, if nothing else that it needs is made in between."""
+    moved, stack = set(), [second]
+    while stack:
+        node = stack.pop()
+        if position[node] > position[first]:
+            moved.add(node)
+            stack.extend(node.all_input_nodes)
+    if all(node is second or is_view(node) for node in moved):
+        for node in sorted(moved, key=position.__getitem__):
+            first.prepend(node)
 
 
 def _split_convolution_backward(graph: fx.Graph, node: fx.Node) -> None:

@@ -274,6 +274,8 @@ def test_command_line(tmp_path: Path) -> None:
     assert data["overhead"] == data["total_cost"] / data["base_cost"] - 1
     assert CliRunner().invoke(cli, ["dtr", str(path), "--budget", "8B"]).exit_code == 3
     assert CliRunner().invoke(cli, ["dtr", str(path), "--budget", "20B", "--heuristic", "best"]).exit_code == 2
+    with pytest.raises(LogError, match=r"there is no file 'missing.log'; .with recoup.record"):
+        logs.read_log("missing.log")
 
 
 def test_unknown_heuristic() -> None:

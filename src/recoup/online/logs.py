@@ -85,6 +85,9 @@ def read_log(path: str | Path) -> list[Instruction]:
     try:
         data = Path(path).read_bytes()
         text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
+    except FileNotFoundError as problem:
+        how = f"`with recoup.record({str(path)!r}):` around a program writes one"
+        raise LogError(f"there is no file {str(path)!r}; {how}") from problem
     except (OSError, UnicodeDecodeError, EOFError, zlib.error) as problem:
         raise LogError(f"cannot read {str(path)!r}: {getattr(problem, 'strerror', None) or problem}") from problem
     return list(parse_log(text.splitlines()))

@@ -190,18 +190,20 @@ class Learner:
                 self.lose()
 
     def _is_as_expected(self, glance: Glance) -> bool:
-        """Whether not so much more is allocated than when the step was recorded that it could break the budget; that is
-        looked up now and then."""
+        """Whether not so much more is allocated than when the step was recorded that it could break the budget, or, where
+        no plan says what to evict then, that it grows. If that takes long to look up, now and then."""
         expected = glance.memory + self._offset
         budget = self._keeper.report.budget_bytes
+        most = budget - (glance.later - glance.memory)
         self._passed += 1
-        if self._passed % _LOOK_EVERY == 0:
+        if self.guard is not None or self._passed % _LOOK_EVERY == 0:
             self._keeper.look()
-            if self._keeper.memory > expected + max(_MARGIN * budget, budget - glance.later - self._offset):
+            if self._keeper.memory > (most if self._following else min(most, expected + _MARGIN * budget)):
                 self.lose()
                 self._glances = []
                 return False
-        self._keeper.memory = expected
+        else:
+            self._keeper.memory = expected
         return True
 
     def before(self, known: Learned, func: Any, args: tuple[Any, ...], traits: Traits) -> None:
@@ -221,7 +223,7 @@ class Learner:
         if self._writer is not None:
             self._writer.before()
         if self.familiar:
-            self._keeper.memory = self._glances[at].memory + self._offset
+            self._count(at)
         elif self._recorded is not None:
             light = at > 0 and not (self._following and (at in self._remembered or traits.moves_storage))
             self._recorded.append(Glance(func, args, traits, known, self._keeper.memory, light))
@@ -234,8 +236,15 @@ class Learner:
         """Something evicted is looked at, for the operator to come: do now what is to be done before that."""
         if self._following and self._at + 1 < len(self._step):
             if self.familiar:
-                self._keeper.memory = self._glances[self._at + 1].memory + self._offset
+                self._count(self._at + 1)
             self._follow(self._at + 1)
+
+    def _count(self, at: int) -> None:
+        """What is allocated before an operator of a familiar step; that passed unseen."""
+        if self.guard is not None:
+            self._keeper.look()
+        else:
+            self._keeper.memory = self._glances[at].memory + self._offset
 
     def after(self, ran: Ran) -> None:
         """It has run."""
@@ -433,7 +442,8 @@ class Learner:
                 there = {**ends, **{one: at + 1 for one, at in self._holds.items()}}
                 self._remembered, self._lost_values = remembered(self._schedule, self._orders, there, self._holds)
                 self._counts = [*self._written.counts, self._written.made]
-                self._glances = []
+                self._glances, self._recorded = [], None
+                self._stumbles = 0
             except ValueError:  # in another order than the program's
                 self._hopeless = True
         else:

@@ -211,7 +211,7 @@ class Watch {
     if (traits->looks && args[0].isTensor() && is_plain(args[0].toTensor())) {
       c10::Storage storage = args[0].toTensor().storage();
       if (is_there(args[0].toTensor())) return pass(op, keys, stack);
-      if (is_evicted(storage) && schema.name() != "aten::as_strided") {
+      if (is_evicted(storage) && only_shapes(schema)) {
         Unbounded unbounded(storage);
         return pass(op, keys, stack);
       }
@@ -244,6 +244,11 @@ class Watch {
     }
     wonders = !knows;
     ask(op, stack, std::move(scan.key));
+  }
+
+  // Whether an operator that makes views reads no byte, and stays within the tensor's own bounds.
+  static bool only_shapes(const Schema& schema) {
+    return schema.name().rfind("aten::", 0) == 0 && schema.name() != "aten::as_strided";
   }
 
   bool is_evicted(const c10::Storage& storage) {
@@ -393,6 +398,7 @@ class Watch {
     Lock lock(mutex_);
     mark(traits_.find(&op.schema())->second, places, updates, *stack, made);
     journal_.storages.tidy();
+    passed_ = -1;  // what Python did may count: look before the next one
   }
 
   // After Python ran an operator: what is made in the block, and from what.
@@ -435,10 +441,12 @@ class Watch {
     }
   }
 
-  // Whether so much more is allocated than in the known step that it could break the budget. That is looked up now and then.
+  // Whether so much more is allocated than in the known step that it could break the budget, or, where no plan says what to
+  // evict then, that it grows. That is looked up now and then.
   bool is_over(size_t next) {
     if (++passed_ % LOOK_EVERY != 0) return false;
-    return allocated() > memory_[next] + std::max(offset_ + margin_, budget_ - highest_[next]);
+    int64_t spare = budget_ - highest_[next];
+    return allocated() > memory_[next] + (careful_ ? spare : std::min(spare, offset_ + margin_));
   }
 
   // An operator of the known step, if it is the one that comes next and may pass.

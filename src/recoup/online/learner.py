@@ -190,8 +190,8 @@ class Learner:
                 self.lose()
 
     def _is_as_expected(self, glance: Glance) -> bool:
-        """Whether not so much more is allocated than when the step was recorded that it could break the budget, or, where
-        no plan says what to evict then, that it grows. If that takes long to look up, now and then."""
+        """Whether not so much more is allocated than when the step was recorded that it could break the budget, or,
+        where no plan says what to evict then, that it grows. If that takes long to look up, now and then."""
         expected = glance.memory + self._offset
         budget = self._keeper.report.budget_bytes
         most = budget - (glance.later - glance.memory)
@@ -428,7 +428,10 @@ class Learner:
         copies = not can_exchange()
         if self._schedule is not None and copies:
             above = max(memory_with_copies(self._schedule, copies)) - self._room
-        if self._schedule is None and self._tries > 0:
+        if self._schedule is not None and self._written is not None and not self._written.allows(self._schedule):
+            self._schedule = None
+            self._start_planning(self._written.graph(strict=True), self._room, planning.seconds)
+        elif self._schedule is None and self._tries > 0:
             self._start_planning(planning.graph, planning.budget, _LONGER * planning.seconds)
         elif above > 0 and self._tries > 0:
             self._start_planning(planning.graph, planning.budget - above, planning.seconds)

@@ -10,6 +10,7 @@ from recoup.graph import Graph
 from recoup.online.contents import Content
 from recoup.online.learned import Learned
 from recoup.online.notes import Note, Notes
+from recoup.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +128,35 @@ class Writer:
         """How many values there are at the end."""
         return len(self._notes.sizes)
 
-    def graph(self) -> Graph:
-        """The whole step. What is read after it could not be made again any more must stay: nothing makes it twice."""
+    def graph(self, strict: bool = False) -> Graph:
+        """The whole step. What is read after it could not be made again any more must stay: every operator that cannot
+        be repeated reads it until then. A schedule may still make it again in between, see :meth:`allows`; if it is
+        ``strict``, nothing makes such a value twice."""
         operators = self._notes.operators
-        last = {one: position for position, note in enumerate(operators) for one in note.reads}
-        for note in operators:
-            note.once = note.once or any(self._fixed.get(one, len(operators)) < last.get(one, -1) for one in note.makes)
+        for one, (first, last) in self._late().items():
+            for note in () if strict else operators[first + 1 : last]:
+                if note.once and note.reads and one not in note.reads:
+                    note.reads.append(one)
+        if strict:
+            late = self._late()
+            for note in operators:
+                note.once = note.once or not late.keys().isdisjoint(note.makes)
         return self._notes.graph(self._values.held())
+
+    def allows(self, schedule: Schedule) -> bool:
+        """Whether the schedule makes nothing again that cannot be."""
+        late, ops = self._late(), schedule.graph.ops
+        ran: set[int] = set()
+        position = 0
+        for op in schedule.ops.tolist():
+            if op not in ran:
+                ran.add(op)
+                position = int(ops[op].id)
+            elif any(int(one) in late and late[int(one)][0] <= position for one in ops[op].outputs):
+                return False
+        return True
+
+    def _late(self) -> dict[int, tuple[int, int]]:
+        """The values that are read after they could not be made again any more: since when, and until when."""
+        last = {one: position for position, note in enumerate(self._notes.operators) for one in note.reads}
+        return {one: (since, last[one]) for one, since in self._fixed.items() if since < last.get(one, -1)}

@@ -312,3 +312,80 @@ def test_a_plan_that_counted_on_more_room_than_there_is(training, monkeypatch):
             training.go(odd)
         assert run.report.peak_bytes <= run.report.budget_bytes
     training.check()
+
+
+class Chain:
+    """A chain of one operator after the other, each result as large as the input, and parameters that are small."""
+
+    def __init__(self, layers):
+        torch.manual_seed(0)
+        self.parameters = [nn.Parameter(torch.randn(128)) for _ in range(layers)]
+        self.x = torch.randn(128, 128)
+        self.go()
+        self.go()
+        gc.collect()
+        self.before = counter().allocated()
+        counter().reset_peak()
+        self.go()
+        self.peak = counter().peak()
+
+    def go(self, look=None):
+        y, results = self.x, []
+        for parameter in self.parameters:
+            y = torch.tanh(y * parameter + 0.1)
+            results.append(y)
+            if look is not None and len(results) == 13:
+                look(results)
+        del results
+        y.square().mean().backward()
+        with torch.no_grad():
+            for parameter in self.parameters:
+                parameter.sub_(parameter.grad * 1e-3)
+        for parameter in self.parameters:
+            parameter.grad = None
+
+
+def test_what_is_brought_back_beside_the_plan_counts():
+    chain = Chain(24)
+    budget = (chain.before + chain.peak) // 2
+    with recoup.dtr(budget, device="cpu", limit=None) as run:
+        begin = time.perf_counter()
+        while not run._journal._watch.obeys:
+            assert time.perf_counter() - begin < PATIENCE, "no plan was followed without Python"
+            chain.go()
+        counter().reset_peak()
+        chain.go(lambda results: [one.as_strided((128, 128), (1, 128)) for one in results[:4]])
+        assert counter().peak() <= budget
+
+
+def test_a_step_without_a_plan_that_keeps_more_every_time():
+    """All fits at first, and nothing is written down. What is kept then must not keep the rest from being evicted."""
+    chain = Chain(16)
+    kept = []
+    with recoup.dtr(chain.peak + (chain.peak - chain.before) // 4, device="cpu", limit=None) as run:
+        for _ in range(60):
+            chain.go()
+        assert run._learner.familiar
+        counter().reset_peak()
+        for _ in range(18):
+            chain.go(lambda results: kept.append(results[-1].detach().clone()))
+        assert counter().peak() <= run.report.budget_bytes
+        kept.clear()
+
+
+def test_a_view_that_reads():
+    """A user's operator may say that it only looks, and read what it looks at all the same."""
+    library = torch.library.Library("recoup_tests", "FRAGMENT")
+    library.define("part(Tensor(a) x) -> Tensor(a)")
+    library.impl("part", lambda x: x[:8] if x[0, 0].item() > 0 else x[8:16], "CPU")
+    x = torch.randn(256, 256)
+    plain = [(x * 1.5 * scale).tanh() for scale in range(1, 9)]
+    with recoup.dtr(counter().allocated() + 5 * x.nbytes, device="cpu") as run:
+        for _ in range(4):
+            results = [(x * 1.5 * scale).tanh() for scale in range(1, 9)]
+            for ours, theirs in zip(results, plain, strict=True):
+                assert (
+                    torch.ops.recoup_tests.part(ours).sum() == (theirs[:8] if theirs[0, 0] > 0 else theirs[8:16]).sum()
+                )
+            del results, ours
+        assert run.report.evictions > 0

@@ -19,7 +19,7 @@ from tests.torch_helpers import assert_same, state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-PATIENCE = 60.0  # seconds until a plan must be followed
+PATIENCE = 120.0  # seconds until a plan must be followed
 SGD = partial(torch.optim.SGD, lr=1e-3, momentum=0.9, foreach=True)
 
 

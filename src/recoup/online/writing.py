@@ -132,15 +132,15 @@ class Writer:
         """The whole step. What is read after it could not be made again any more must stay: every operator that cannot
         be repeated reads it until then. A schedule may still make it again in between, see :meth:`allows`; if it is
         ``strict``, nothing makes such a value twice."""
-        operators = self._notes.operators
-        for one, (first, last) in self._late().items():
-            for note in () if strict else operators[first + 1 : last]:
-                if note.once and note.reads and one not in note.reads:
-                    note.reads.append(one)
+        operators, late = self._notes.operators, self._late()
         if strict:
-            late = self._late()
             for note in operators:
                 note.once = note.once or not late.keys().isdisjoint(note.makes)
+        else:
+            for one, (first, last) in late.items():
+                for note in operators[first + 1 : last]:
+                    if note.once and note.reads and one not in note.reads:
+                        note.reads.append(one)
         return self._notes.graph(self._values.held())
 
     def allows(self, schedule: Schedule) -> bool:

@@ -32,7 +32,9 @@ def one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch._dynamo.reset()
+    accelerated = torch.backends.mkldnn.enabled
     yield
+    torch._C._set_mkldnn_enabled(accelerated)  # PyTorch gives it up, for good, where it fails
     torch._dynamo.reset()
     torch.set_num_threads(threads)
 

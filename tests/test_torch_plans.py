@@ -220,6 +220,26 @@ class TestCache:
         monkeypatch.setattr(recoup.torch.profile, "_measure", never)
         assert run() == first
 
+    def test_what_was_measured_before_a_library_was_given_up_is_measured_again(self, tmp_path, monkeypatch):
+        """As PyTorch gives up oneDNN at the first product in bfloat16 on a CPU that has none."""
+        honest = recoup.torch.profile._measure
+        measured = []
+
+        def failing(node, *rest):
+            measured.append((node.name, torch.backends.mkldnn.enabled))
+            if len(measured) == 3:
+                torch._C._set_mkldnn_enabled(False)
+            return honest(node, *rest)
+
+        monkeypatch.setattr(recoup.torch.profile, "_measure", failing)
+        model, x = net(), images()
+        recoup.plan(model, x, 1.0, cache=tmp_path, **QUICK)
+        before, after = ([name for name, enabled in measured if enabled == wanted] for wanted in (True, False))
+        assert len(before) == 3
+        assert set(before) <= set(after)
+        monkeypatch.setattr(recoup.torch.profile, "_measure", never)
+        recoup.plan(model, x, 1.0, cache=tmp_path, **QUICK)
+
     def test_a_broken_cache_is_no_problem(self, tmp_path):
         model, x = net(), images()
         fraction = tight(model, x, 0.5, tmp_path, 0.02)

@@ -15,7 +15,7 @@ from recoup.torch.costs import Cost, signature, tensors_of
 from recoup.torch.estimate import estimate
 from recoup.torch.internals import real_tensors
 from recoup.torch.memory import allocation_curve, resident_bytes
-from recoup.torch.store import Store
+from recoup.torch.store import Store, library_versions
 
 WARM_UP = 2  # runs that are not timed: a convolution tries its algorithms in the first, its workspace is that of all
 REPEATS = 5
@@ -35,12 +35,18 @@ def profile(
     distinct = {signature(node): node for node in nodes}
     costs = {key: found for key in distinct if (found := store.cost(_key(key, channels_last))) is not None}
     missing = [(key, node) for key, node in distinct.items() if key not in costs]
+    versions = library_versions()
     with real_tensors(device):
         for count, (key, node) in enumerate(missing):
             if listen is not None:
                 listen(count, len(missing))
             costs[key] = _measure(node, device, channels_last) or estimate(node, store.rates())
+            if library_versions() != versions:
+                break
             store.remember(_key(key, channels_last), costs[key])
+    if library_versions() != versions:  # on some CPUs PyTorch gives up oneDNN for good at its first bfloat16 product
+        store.reload()
+        return profile(distinct.values(), store, listen, channels_last)
     if listen is not None and missing:
         listen(len(missing), len(missing))
     store.save()

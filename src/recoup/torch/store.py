@@ -42,6 +42,7 @@ def library_versions() -> str:
         torch.backends.cudnn.benchmark,
         torch.are_deterministic_algorithms_enabled(),
         torch.get_float32_matmul_precision(),
+        torch.backends.mkldnn.enabled,
     )
     return ", ".join([*parts, f"settings {settings}"])
 
@@ -64,11 +65,15 @@ class Store:
         """The store in ``where``: a folder, True for the default one, False for none."""
         folder = default_folder() if where is True else None if where is False else Path(where)
         store = Store(device, folder)
-        data = store._read("costs")
-        store._costs = data.get("costs", {})
-        if "rates" in data:
-            store._rates = Rates(data["rates"][0], data["rates"][1])
+        store.reload()
         return store
+
+    def reload(self) -> None:
+        """Begin anew, with what is on disk for the library versions and settings of now."""
+        data = self._read("costs")
+        self._costs = data.get("costs", {})
+        self._rates = Rates(data["rates"][0], data["rates"][1]) if "rates" in data else None
+        self._changed = False
 
     def cost(self, key: str) -> Cost | None:
         """What the op with this signature cost when it was measured."""

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 import recoup
-from recoup.online import learner, writing
+from recoup.online import plans, writing
 from recoup.torch.models import DenseNet
 from tests.counting import counted, counter, listen
 from tests.torch_helpers import assert_same, state
@@ -113,7 +113,7 @@ class Training:
 
 @pytest.fixture(autouse=True)
 def seen_in_cpp(monkeypatch):
-    monkeypatch.setattr(learner, "_SECONDS", 3.0)
+    monkeypatch.setattr(plans, "_SECONDS", 3.0)
     with counted(monkeypatch):
         yield
 
@@ -307,7 +307,7 @@ def test_a_plan_that_counted_on_more_room_than_there_is(training, monkeypatch):
     monkeypatch.setattr(writing.Writer, "graph", understated)
     with recoup.dtr(budget, device="cpu") as run:
         training.until_alone(run)
-        assert run._learner._spared > 0
+        assert run._learner._plans._spared > 0
         for odd in (None, half, None, None):
             training.go(odd)
         assert run.report.peak_bytes <= run.report.budget_bytes

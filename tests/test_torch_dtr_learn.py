@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import recoup
-from recoup.online import learner
+from recoup.online import plans
 from recoup.online.adapter import storage_of
 from recoup.online.calls import flat_tensors
 from recoup.torch.memory import live_tensors
@@ -88,7 +88,7 @@ class Training:
 
 @pytest.fixture
 def quick_planner(monkeypatch):
-    monkeypatch.setattr(learner, "_SECONDS", 3.0)
+    monkeypatch.setattr(plans, "_SECONDS", 3.0)
 
 
 def images(count):
@@ -139,9 +139,9 @@ def test_without_learning_no_plan_is_made():
 def test_a_block_may_end_while_a_plan_is_made(training):
     with training.run as run:
         begin = time.perf_counter()
-        while run._learner._planning is None and time.perf_counter() - begin < PATIENCE:
+        while not run._learner._plans.under_way and time.perf_counter() - begin < PATIENCE:
             training.go()
-        planning = run._learner._planning
+        planning = run._learner._plans._planning
     assert planning.done
     training.check()
 

@@ -64,7 +64,7 @@ def test_every_model(cache, name, share):
     check(name, share, cache)
 
 
-@pytest.mark.parametrize("name", ["gpt", "mobilenet", "resnet50"])
+@pytest.mark.parametrize("name", ["gpt", "resnet50"])
 def test_under_autocast_as_the_unplanned_step(cache, name):
     """Against the same graph with nothing recomputed: what AOTAutograd traces has no cache of cast weights."""
     torch.manual_seed(0)

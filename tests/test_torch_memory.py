@@ -82,7 +82,7 @@ def test_what_the_optimizer_adds_is_noticed(cache, kind):
     model, inputs = tower(), (torch.randn(8, 3, 32, 32),)
     graph = recoup.plan(model, inputs, 1.0, cache=cache, **{**QUICK, "planner": "checkpoint-all"}).graph
     plain = recoup.simulate(graph, recoup.Schedule.default(graph)).peak_bytes
-    budget = recoup.plan(model, inputs, int(0.7 * plain), cache=cache, **QUICK).peak_bytes + 100  # no room to spare
+    budget = recoup.plan(model, inputs, int(0.8 * plain), cache=cache, **QUICK).peak_bytes + 100  # no room to spare
     recoup.optimize(model, budget=budget, cache=cache, **QUICK)
     if kind == "momentum":
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -141,7 +141,7 @@ def test_reserve_plans_ahead(cache):
 def test_budgets_as_people_write_them(cache, kind):
     torch.manual_seed(0)
     model, inputs = tower(), (torch.randn(8, 3, 32, 32),)
-    budget = {"integer": 4_000_000, "text": "4MB", "fraction": 0.6, "fraction as text": "0.6"}[kind]
+    budget = {"integer": 4_000_000, "text": "4MB", "fraction": 0.7, "fraction as text": "0.7"}[kind]
     recoup.optimize(model, budget=budget, cache=cache, **QUICK)
     step(model, inputs)
     (plan,) = recoup.plans(model)
@@ -149,7 +149,7 @@ def test_budgets_as_people_write_them(cache, kind):
     if kind in ("integer", "text"):
         assert plan.budget_bytes == 4_000_000
     else:
-        assert abs(plan.budget_bytes - 0.6 * plain) < 0.002 * plain
+        assert abs(plan.budget_bytes - 0.7 * plain) < 0.002 * plain
     assert plan.peak_bytes <= plan.budget_bytes
     model.zero_grad(set_to_none=True)
     assert measure_peak(lambda: step(model, inputs), CPU) <= plan.budget_bytes

@@ -13,34 +13,23 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import torch
-
-from recoup.errors import BudgetError, RecoupError
-from recoup.graph import Graph
+from recoup.errors import BudgetError
 from recoup.online.adapter import can_exchange
-from recoup.online.background import Planning
 from recoup.online.calls import flat_tensors
 from recoup.online.contents import Content
-from recoup.online.familiar import Glance, look_ahead, remembered
+from recoup.online.familiar import Glance, look_ahead
+from recoup.online.following import Following
 from recoup.online.keeper import Keeper
 from recoup.online.learned import Learned
 from recoup.online.operators import Traits, written_tensors
-from recoup.online.orders import Order, memory_with_copies, orders, outliving, worthwhile
+from recoup.online.plans import MARGIN, Plan, Plans
 from recoup.online.repeats import Repeats
 from recoup.online.writing import Ran, Values, Writer
-from recoup.schedule import Schedule
 
-_SECONDS = 10.0  # that a planner may take, in the background, for a small step
-_OPS_PER_SECOND = 250  # more than that, for a large one
-_GAP = 0.01
-_MARGIN = 0.005  # of the budget that a plan leaves for what is allocated past the dispatcher
-_TRIES = 3  # at plans: with more time, or for less where what is made again must be copied into its place
-_LONGER = 3  # times the seconds of the try before that found nothing
 _AGREE = 32  # operators at the end of a step by which it is recognised
 _LOOK_EVERY = 16  # operators that pass, the allocator's count is looked up
 _STUMBLES = 3  # of the guard over a plan in a row, before Python follows it for good
 _LACKING = 3  # runs in a row in which more was evicted than planned, before that is planned for
-_CUTS = 4  # how often that is done
 _LOST = -1
 
 
@@ -60,8 +49,8 @@ class Guard(Protocol):
     ) -> None:
         """What to know of the step, and what to do before each operator; nothing if nothing is to be done."""
 
-    def begin_step(self, offset: int, margin: int, careful: bool, alone: bool) -> None:
-        """Let them pass, with so much more allocated. ``careful``: not if they write to what may be made again.
+    def begin_step(self, offset: int, margin: int, planned: bool, alone: bool) -> None:
+        """Let them pass, with so much more allocated. ``planned``: not if they write to what may be made again.
         ``alone``: follow the plan, too."""
 
     def end_step(self) -> None:
@@ -77,26 +66,11 @@ class Learner:
         self._values = Values()
         self._at: int = _LOST
         """Which operator of the step runs now."""
-        self._planning: Planning | None = None
-        self._tries = 0
-        self._evictions = self._chosen = 0
         self._glances: list[Glance] = []
-        self._offset = self._passed = 0
-        self._remembered: set[int] = set()
-        self._lost_values: set[int] = set()
-        self._holds: dict[int, int] = {}
-        """Values to hold for the plan after the program lets go of them, until before this operator."""
-        self._holding: dict[int, torch.UntypedStorage] = {}
-        self._counts: list[int] = []
-        self._schedule: Schedule | None = None
-        self._can_go_alone: bool = False
-        """Whether the guard can follow the plan, as far as is known."""
         self._stumbles = 0
-        """How many times in a row it could not after all."""
-        self._lacking = 0
-        """How many runs in a row lacked room although the plan was followed."""
-        self._spared = self._cuts = 0
-        """Bytes of the budget that a plan must do without, because runs lacked them; how often it was made for less."""
+        """How many times in a row the guard could not follow the plan after all."""
+        self._evictions = self._chosen = 0
+        self._offset = self._passed = 0
         self._repeats = Repeats()
         self._watch()
 
@@ -130,13 +104,11 @@ class Learner:
     def knew(self, at: int, made: Sequence[Content | None]) -> None:
         """What an operator made for which the guard followed the plan."""
         if self._following:
-            self._values.put(self._counts[at], made)
+            self._following.knew(at, made)
 
     def stop(self) -> None:
         """The block is over."""
-        if self._planning is not None:
-            self._planning.stop()
-            self._planning = None
+        self._plans.stop()
 
     def passes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], traits: Traits) -> Learned | None:
         """An operator of a familiar step, if it may run with no more than this."""
@@ -166,13 +138,13 @@ class Learner:
             except BudgetError:
                 self.lose()
                 return None
-            self._values.skip(self._counts[at + 1] - self._counts[at])
+            self._following.skip(at - 1, at)
         return glance.known
 
     def passed(self, at: int, over: bool) -> None:
         """Operators of a familiar step passed the guard, up to this one; ``over``: more is allocated than expected."""
         if self._following:  # since the last one that came here, or since the step turned
-            self._values.skip(self._counts[at + 1] - (self._counts[self._at + 1] if at >= self._at else 0))
+            self._following.skip(self._at if at >= self._at else -1, at)
         self._at = at
         if over:
             self._stumbles += 1
@@ -198,7 +170,7 @@ class Learner:
         self._passed += 1
         if self.guard is not None or self._passed % _LOOK_EVERY == 0:
             self._keeper.look()
-            if self._keeper.memory > (most if self._following else min(most, expected + _MARGIN * budget)):
+            if self._keeper.memory > (most if self._following else min(most, expected + MARGIN * budget)):
                 self.lose()
                 self._glances = []
                 return False
@@ -225,7 +197,7 @@ class Learner:
         if self.familiar:
             self._count(at)
         elif self._recorded is not None:
-            light = at > 0 and not (self._following and (at in self._remembered or traits.moves_storage))
+            light = at > 0 and not (self._following and (at in self._following.plan.remembered or traits.moves_storage))
             self._recorded.append(Glance(func, args, traits, known, self._keeper.memory, light))
         if self._following:
             self._follow(at)
@@ -253,13 +225,12 @@ class Learner:
                 self._keeper.losses.fix(content)
         if self._writer is None and not self._following:
             return
-        if self.familiar and self._at not in self._remembered:  # what it wrote to may have passed, and be unknown
-            self._values.skip(self._counts[self._at + 1] - self._counts[self._at])
-        else:
-            for value, content in enumerate(ran.makes, len(self._values)):
-                if self._following and value in self._holds:
-                    self._holding[value] = content.memory()
+        if self._following is None:
             self._values.add(ran.makes)
+        elif self.familiar and self._at not in self._following.plan.remembered:  # what it wrote to may be unknown
+            self._following.skip(self._at - 1, self._at)
+        else:
+            self._following.made(ran.makes)
         if self._writer is not None:
             self._writer.after(ran)
 
@@ -270,26 +241,25 @@ class Learner:
         self._step: list[int] = []
         self._recent: deque[int] = deque(maxlen=_AGREE)
         self._at = _LOST
-        self._hopeless = False
-        self._can_go_alone = False
+        self._plans = Plans(self._keeper.report.budget_bytes)
+        self._plan: Plan | None = None
+        self._can_go_alone: bool = False
+        """Whether the guard can follow it, as far as is known."""
         self._stumbles = 0
-        self._orders: list[list[Order]] = []
+        self._lacking = 0
+        """How many runs in a row lacked room although it was followed."""
         self._glances = []
-        self._written: Writer | None = None
-        """What was written down of the step."""
         self._forget_run()
 
     def _forget_run(self) -> None:
         """Nothing is known of a current run of the step."""
-        self._following = False
+        self._following: Following | None = None
         self._turned = False
         """Whether the step's first operator is to come next, and has been prepared for."""
         self.familiar = False
         """Whether operators may pass."""
         self._recorded: list[Glance] | None = None
-        self._obeyed = _LOST
         self._values = self._values.next_run()
-        self._holding.clear()
         self._writer: Writer | None = None
         self._keeper.on_release = None
         if self.guard is not None:
@@ -332,20 +302,25 @@ class Learner:
             report.followed += 1
             self._lacking = 0 if as_ordered else self._lacking + 1
         elif self._writer is not None:
-            self._plan(self._writer)
-        if self._planning is not None and self._planning.done:
-            self._take_orders(self._planning)
+            self._plans.begin(self._writer)
+        plan = self._plans.new()
+        if plan is not None:
+            self._plan = plan
+            self._glances, self._recorded = [], None
+            self._stumbles = self._lacking = 0
         elif self._lacking >= _LACKING:
-            self._plan_for_less()
+            self._lacking = 0
+            self._plans.spare(self._keeper.shortage)
         self._keeper.shortage = 0
         recorded = self._recorded if as_ordered else None
         self._forget_run()
-        self._following = bool(self._orders)
+        if self._plan is not None:
+            self._following = Following(self._plan, self._values, self._keeper)
         if self._following or calm:
             self._become_familiar(recorded, alone)
         else:
             self._glances = []
-        if not (calm or self._orders or self._planning or self._hopeless):
+        if not (calm or self._plan or self._plans.under_way or self._plans.hopeless):
             self._writer = Writer(max(self._keeper.memory, self._keeper.wanted), self._values)
             self._keeper.on_release = self._writer.released
 
@@ -363,120 +338,32 @@ class Learner:
             return
         self._offset = self._keeper.memory - self._glances[0].memory
         fits = self._glances[0].later + self._offset <= self._keeper.report.budget_bytes
-        self.familiar = fits and (self._following or self._keeper.settle())
+        self.familiar = fits and (self._following is not None or self._keeper.settle())
         if self.familiar and self.guard is not None:
             self._let_pass(self.guard, alone)
 
     def _let_pass(self, guard: Guard, alone: bool) -> None:
-        margin = int(_MARGIN * self._keeper.report.budget_bytes)
-        guard.begin_step(self._offset, margin, self._following, self._following and alone)
+        margin = int(MARGIN * self._keeper.report.budget_bytes)
+        follows = self._following is not None
+        guard.begin_step(self._offset, margin, follows, follows and alone)
 
     def _describe_step(self) -> None:
         """To the guard: what has orders before it, or must be known, comes here."""
-        if self.guard is not None:
-            ordered = [self._following and bool(self._orders[at]) for at in range(len(self._glances))]
-            light = [glance.light and not waits for glance, waits in zip(self._glances, ordered, strict=True)]
-            numbers = [glance.known.alike for glance in self._glances]
-            memory = [glance.memory for glance in self._glances]
-            highest = [glance.later for glance in self._glances]
-            self.guard.expect(numbers, light, memory, highest)
-            remembers = [self._following and at in self._remembered for at in range(len(self._glances))]
-            self._can_go_alone = self._following and can_exchange()
-            self._can_go_alone &= all(map(Glance.passes_alone, self._glances, remembers))
-            told = [[(order.evict, order.values) for order in before] for before in self._orders]
-            self.guard.plan(remembers, told if self._can_go_alone else [], self._counts, self._holds, self._lost_values)
-
-    # plans
-
-    def _plan(self, writer: Writer) -> None:
-        try:
-            graph = writer.graph()
-        except RecoupError:
-            self._hopeless = True
+        if self.guard is None:
             return
-        self._written = writer
-        self._tries = _TRIES
-        self._schedule = None
-        self._spared = self._cuts = self._lacking = 0
-        self._start_planning(graph, self._room, _seconds(graph))
-
-    def _plan_for_less(self) -> None:
-        """What a run takes above its plan, whatever that is, it takes every time. What was evicted for it meanwhile may
-        hide most of that, so that it is twice as much from time to time."""
-        self._lacking = 0
-        if self._planning is None and self._schedule is not None and self._cuts < _CUTS:
-            self._cuts += 1
-            self._spared += max(self._spared, self._keeper.shortage)
-            graph = self._schedule.graph
-            self._start_planning(graph, self._room, _seconds(graph))
-
-    @property
-    def _room(self) -> int:
-        return int((1 - _MARGIN) * self._keeper.report.budget_bytes) - self._spared
-
-    def _start_planning(self, graph: Graph, budget: int, seconds: float) -> None:
-        try:
-            self._planning = Planning(graph, budget, seconds, _GAP)
-        except OSError:  # no process, or no file, can be made here
-            self._hopeless = True
-
-    def _take_orders(self, planning: Planning) -> None:
-        self._schedule = planning.schedule() or self._schedule
-        self.stop()
-        self._tries -= 1
-        above = 0
-        copies = not can_exchange()
-        if self._schedule is not None and copies:
-            above = max(memory_with_copies(self._schedule, copies)) - self._room
-        if self._schedule is not None and self._written is not None and not self._written.allows(self._schedule):
-            self._schedule = None
-            self._start_planning(self._written.graph(strict=True), self._room, planning.seconds)
-        elif self._schedule is None and self._tries > 0:
-            self._start_planning(planning.graph, planning.budget, _LONGER * planning.seconds)
-        elif above > 0 and self._tries > 0:
-            self._start_planning(planning.graph, planning.budget - above, planning.seconds)
-        elif self._schedule is not None and self._written is not None:
-            try:
-                ends = self._written.ends
-                self._orders = orders(self._schedule, len(self._step), ends)
-                self._orders = worthwhile(self._orders, self._schedule, ends, self._room, copies)
-                lasting = outliving(self._schedule, ends)
-                self._holds = {one: at for one, at in lasting.items() if one not in self._written.replaced}
-                there = {**ends, **{one: at + 1 for one, at in self._holds.items()}}
-                self._remembered, self._lost_values = remembered(self._schedule, self._orders, there, self._holds)
-                self._counts = [*self._written.counts, self._written.made]
-                self._glances, self._recorded = [], None
-                self._stumbles = 0
-            except ValueError:  # in another order than the program's
-                self._hopeless = True
-        else:
-            self._hopeless = True
+        plan = self._following.plan if self._following else Plan([[]] * len(self._step), [], {}, set(), set())
+        light = [glance.light and not before for glance, before in zip(self._glances, plan.orders, strict=True)]
+        numbers = [glance.known.alike for glance in self._glances]
+        memory = [glance.memory for glance in self._glances]
+        highest = [glance.later for glance in self._glances]
+        self.guard.expect(numbers, light, memory, highest)
+        remembers = [at in plan.remembered for at in range(len(self._glances))]
+        self._can_go_alone = self._following is not None and can_exchange()
+        self._can_go_alone &= all(map(Glance.passes_alone, self._glances, remembers))
+        told = [[(order.evict, order.values) for order in before] for before in plan.orders]
+        self.guard.plan(remembers, told if self._can_go_alone else [], plan.counts, plan.holds, plan.lost)
 
     def _follow(self, at: int) -> None:
-        if self._written is None or len(self._values) != self._written.counts[at]:
+        """Do what is to be done before an operator, as far as there is a plan."""
+        if self._following is not None and not self._following.obey(at):
             self.lose()
-            return
-        if self._obeyed == at:
-            return
-        self._obeyed = at
-        for value in [one for one in self._holding if self._holds[one] < at]:
-            del self._holding[value]
-        try:
-            for order in self._orders[at]:
-                self._obey(order)
-        except BudgetError:  # there is less room than was planned for
-            self.lose()
-
-    def _obey(self, order: Order) -> None:
-        for value in order.values:
-            content = self._values.content(value)
-            if content is None:
-                continue
-            if order.evict:
-                self._keeper.evict(content)
-            elif content.call is not None and not content.resident:
-                self._keeper.bring_back([content])
-
-
-def _seconds(graph: Graph) -> float:
-    return _SECONDS + len(graph.ops) / _OPS_PER_SECOND

@@ -15,14 +15,13 @@
 #include <atomic>
 
 #include "plan.h"
+#include "step.h"
 
 namespace recoup {
 
 using c10::impl::TorchDispatchModeTLS;
 using Schema = c10::FunctionSchema;
 using Lock = std::unique_lock<std::mutex>;
-
-constexpr int64_t LOOK_EVERY = 16;  // operators of a known step between two looks at the allocator's count
 
 class Watch {
  public:
@@ -108,10 +107,7 @@ class Watch {
   void expect(std::vector<int64_t> numbers, std::vector<bool> light, std::vector<int64_t> memory,
               std::vector<int64_t> highest) {
     Lock lock(mutex_);
-    numbers_ = std::move(numbers);
-    light_ = std::move(light);
-    memory_ = std::move(memory);
-    highest_ = std::move(highest);
+    step_.expect(std::move(numbers), std::move(light), std::move(memory), std::move(highest));
   }
 
   // What is to be done in it: orders are pairs of whether to evict, and what.
@@ -128,12 +124,9 @@ class Watch {
 
   // From now on the step is repeated, with so much more allocated; where a plan is followed, writes need care. `alone`: the
   // plan is followed here.
-  void begin_step(int64_t offset, int64_t margin, bool careful, bool alone) {
+  void begin_step(int64_t offset, int64_t margin, bool planned, bool alone) {
     Lock lock(mutex_);
-    offset_ = offset;
-    margin_ = margin;
-    careful_ = careful;
-    familiar_ = true;
+    step_.begin(offset, margin, planned);
     obeys = alone;
     over = false;
   }
@@ -142,7 +135,8 @@ class Watch {
   void end_step() {
     end_plan(false);
     Lock lock(mutex_);
-    familiar_ = over = false;
+    step_.end();
+    over = false;
   }
 
   // The operators that passed, and what the program held when they came.
@@ -226,7 +220,7 @@ class Watch {
     auto kind = kinds_.find(scan.key);
     bool knows = kind != kinds_.end();
     Kind what = knows ? kind->second : Kind{};
-    bool familiar = familiar_;
+    bool familiar = step_.is_familiar();
     bool notes = journals && traits->repeatable && !scan.foreign && !is_crowded();
     lock.unlock();
     if (knows && familiar) {
@@ -290,9 +284,9 @@ class Watch {
   bool follow(const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Traits& traits, const Kind& kind,
               const Scan& scan) {
     size_t next = at + 1;
-    strays = numbers_[next % numbers_.size()] != kind.alike;
+    strays = !step_.has(next, kind.alike);
     if (strays) return false;
-    if (next == numbers_.size()) {
+    if (next == step_.size()) {
       turn();
       next = 0;
     }
@@ -398,7 +392,7 @@ class Watch {
     Lock lock(mutex_);
     mark(traits_.find(&op.schema())->second, places, updates, *stack, made);
     journal_.storages.tidy();
-    passed_ = -1;  // what Python did may count: look before the next one
+    step_.look_at_next();  // what Python did may count
   }
 
   // After Python ran an operator: what is made in the block, and from what.
@@ -441,19 +435,14 @@ class Watch {
     }
   }
 
-  // Whether so much more is allocated than in the known step that it could break the budget, or, where no plan says what to
-  // evict then, that it grows. That is looked up now and then.
-  bool is_over(size_t next) {
-    if (++passed_ % LOOK_EVERY != 0) return false;
-    int64_t spare = budget_ - highest_[next];
-    return allocated() > memory_[next] + (careful_ ? spare : std::min(spare, offset_ + margin_));
-  }
+  // Whether more is allocated than a known step may have. That is looked up now and then.
+  bool is_over(size_t next) { return step_.is_time_to_look() && allocated() > step_.most(next, budget_); }
 
   // An operator of the known step, if it is the one that comes next and may pass.
   bool is_expected(const Kind& kind, const Traits& traits, Arguments args) {
     size_t next = at + 1;
-    if (next >= numbers_.size() || !light_[next] || numbers_[next] != kind.alike) return false;
-    if (careful_) {
+    if (!step_.lets_pass(next) || !step_.has(next, kind.alike)) return false;
+    if (step_.is_planned()) {
       Lock lock(mutex_);
       if (!may_write(traits, args)) return false;
     }
@@ -530,10 +519,7 @@ class Watch {
   Plan plan_;
   std::vector<int64_t> seen_, held_;
   double seconds_ = 0;
-  bool familiar_ = false, careful_ = false;
-  int64_t offset_ = 0, margin_ = 0, passed_ = 0;
-  std::vector<int64_t> numbers_, memory_, highest_;
-  std::vector<bool> light_;
+  Step step_;
 };
 
 }  // namespace recoup

@@ -389,3 +389,23 @@ def test_a_view_that_reads():
                 )
             del results, ours
         assert run.report.evictions > 0
+
+
+def test_a_batch_that_dies_with_a_plan_that_was_left_is_forgotten(training):
+    """Else what is short of memory would look for news of it for ever."""
+
+    def changed():
+        training.x = training.x.clone()  # the program holds no other
+
+    with recoup.dtr(training.budget(), device="cpu") as run:
+        for _ in range(2):
+            changed()
+            training.until_alone(run)
+            training.go(half)
+            changed()
+            gc.collect()
+            run._journal.read()
+            assert run._journal._died == {}
+        with pytest.raises(recoup.BudgetError):
+            torch.zeros(run.report.budget_bytes // 4)
+    training.check()

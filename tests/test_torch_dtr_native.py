@@ -365,3 +365,31 @@ def test_programs_that_confuse_what_was_made_from_what(asked, program, known, re
     assert run.report.evictions > 0 or program is another_storage or not recent
     for mine, yours in zip(ours, theirs, strict=True):
         assert torch.equal(mine, yours)
+
+
+def test_what_dies_while_it_is_away_and_nobody_has_read_what_was_made_from_it(asked):
+    def program():
+        a = x * 2
+        others = [x + number for number in range(20)]  # so that only these, and what was made before, are read
+        return a, others, a + 1
+
+    x = torch.ones(64)
+    with recoup.dtr("1GiB", device="cpu", learn=False) as run:
+        for _ in range(4):
+            program()
+        asked.clear()
+        a, others, b = program()
+        assert asked == []
+        run._journal.skim()
+        with below_autograd():
+            run._keeper.evict(run._keeper.register.find(a))
+        assert run.report.evictions == 1
+        del a
+        run._journal.read()
+        content = run._keeper.register.find(b)
+        assert not content.fixed
+        with below_autograd():
+            run._keeper.evict(content)
+        assert run.report.evictions == 2
+        assert torch.equal(b, torch.full((64,), 3.0))
+        assert len(others) == 20

@@ -181,6 +181,7 @@ class Journal:
             learner.interrupt(strays=False, wonders=False)
         if self._reading or not (self._died or self._watch.has_news()):
             return False
+        news = self._watch.has_news()
         collects = gc.isenabled()
         gc.disable()  # what dies meanwhile would be there only by name
         self._reading = True
@@ -231,7 +232,7 @@ class Journal:
                 self._kinds[number][0].passing = soon
             if collects:
                 gc.enable()
-        return True
+        return bool(news)
 
     def _content(
         self,

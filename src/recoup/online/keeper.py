@@ -222,6 +222,8 @@ class Keeper:
         if not content.resident:
             self.away -= content.size
             self._pool.needs.let_go(content)
+            if self.unread is not None:
+                self.unread.needs(content)
             return
         self.memory -= content.size
         content.resident = False

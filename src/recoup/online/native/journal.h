@@ -87,6 +87,9 @@ class Journal {
 
   // A plan was left: the records of what it knew, and what they need to be repeated, until Python has read them.
   void add(std::vector<Record> records, std::vector<c10::Storage> keeps) {
+    for (const Record& record : records) {
+      for (const View& view : record.views) storages.noted.push_back(view.place.key);  // it is pending until they are read
+    }
     records_.insert(records_.end(), std::make_move_iterator(records.begin()), std::make_move_iterator(records.end()));
     keeps_.insert(keeps_.end(), keeps.begin(), keeps.end());
   }

@@ -179,9 +179,9 @@ class Journal:
         if self._watch.obeys and learner is not None:
             learner.passed(self._watch.at, over=False)
             learner.interrupt(strays=False, wonders=False)
-        if self._reading or not (self._died or self._watch.has_news()):
+        news: bool = self._watch.has_news()
+        if self._reading or not (self._died or news):
             return False
-        news = self._watch.has_news()
         collects = gc.isenabled()
         gc.disable()  # what dies meanwhile would be there only by name
         self._reading = True
@@ -232,7 +232,7 @@ class Journal:
                 self._kinds[number][0].passing = soon
             if collects:
                 gc.enable()
-        return bool(news)
+        return news
 
     def _content(
         self,

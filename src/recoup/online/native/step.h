@@ -1,6 +1,7 @@
 // A step that is known to its last operator, and repeated: see recoup.online.familiar.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from recoup.online import native, runtime
+from recoup.online import journal, native, runtime
 
 
 @cache
@@ -19,7 +19,7 @@ def counter() -> Any:
 
 @contextmanager
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Blocks that begin here see in C++."""
+    """Blocks that begin here see in C++; small programs are read in parts, as large ones are."""
     assert native.load() is not None, "a C++ compiler is needed to test what is in C++"
     begin = runtime.Runtime.__init__
 
@@ -30,6 +30,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         self._keeper.allocated = counter().allocated
 
     monkeypatch.setattr(runtime.Runtime, "__init__", sees_in_cpp)
+    monkeypatch.setattr(journal, "_AT_ONCE", 4)
     counter().start()
     yield
     counter().stop()

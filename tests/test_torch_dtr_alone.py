@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -409,3 +410,46 @@ def test_a_batch_that_dies_with_a_plan_that_was_left_is_forgotten(training):
         with pytest.raises(recoup.BudgetError):
             torch.zeros(run.report.budget_bytes // 4)
     training.check()
+
+
+def test_results_that_are_kept_beyond_their_step_with_the_batches_they_came_from(monkeypatch):
+    """The batch of a step whose plan was left must be there until all of it was read."""
+    monkeypatch.setattr(plans, "_SECONDS", 1.0)
+    parameters = [nn.Parameter(torch.randn(64, 64) / 8) for _ in range(8)]
+    optimizer = SGD(parameters)
+    start = torch.randn(2048, 64)
+
+    def batch(seed):
+        return torch.from_numpy(np.random.RandomState(seed).randn(2048, 64).astype("f"))
+
+    def step(seed, kept=None):
+        x = batch(seed)
+        first = x * 2.0
+        y = start @ parameters[0] + first
+        for parameter in parameters[1:]:
+            y = torch.tanh(y @ parameter)
+        y.square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        last = parameters[0].detach() * 3.0
+        if kept is not None:
+            kept.append((first, last))
+
+    step(0)
+    step(0)
+    gc.collect()
+    before = counter().allocated()
+    counter().reset_peak()
+    step(0)
+    kept = []
+    with recoup.dtr(int(before + 0.6 * (counter().peak() - before)), device="cpu", limit=None) as run:
+        begin = time.perf_counter()
+        while not run._journal._watch.obeys:
+            assert time.perf_counter() - begin < PATIENCE, "no plan was followed without Python"
+            step(0)
+        for _ in range(4):
+            step(0)
+        for seed in range(3):
+            step(seed, kept)
+        for seed, (first, _) in enumerate(kept):
+            assert torch.equal(first, batch(seed) * 2.0)

@@ -23,6 +23,8 @@ from recoup.online.learned import TIMED_RUNS, Learned
 from recoup.online.learner import Learner
 from recoup.online.operators import Traits
 
+_AT_ONCE = 192  # records to read if any must be: less is soon not enough, and to choose from few costs more than that
+
 
 def _nothing() -> None:
     """In place of a reference to what stays for good."""
@@ -90,7 +92,7 @@ class Journal:
         if watch.journals:
             keeper.look()
         if watch.overwrote:
-            self.skim()
+            self.skim(0)
 
     def leave(self) -> None:
         """What those that come next should know."""
@@ -167,13 +169,13 @@ class Journal:
 
     def read(self) -> bool:
         """Make contents and calls of what was written down; whether there was anything."""
-        return self._read(all_of_it=True)
+        return self._read(all_of_it=True, size=0)
 
-    def skim(self) -> None:
-        """Only of what has been there for a while."""
-        self._read(all_of_it=False)
+    def skim(self, size: int) -> None:
+        """Only of ``size`` bytes and more that were made first, if any, and of what was written over."""
+        self._read(all_of_it=False, size=size)
 
-    def _read(self, all_of_it: bool) -> bool:
+    def _read(self, all_of_it: bool, size: int) -> bool:
         keeper = self._keeper
         learner = self._learner
         if self._watch.obeys and learner is not None:
@@ -188,7 +190,7 @@ class Journal:
         gone: list[Content] = []
         passing: Iterable[tuple[int, bool]] = ()
         try:
-            fixed, records, passing, touched, _kept = self._watch.take(all_of_it)
+            fixed, records, passing, touched, _kept = self._watch.take(all_of_it, size, _AT_ONCE)
             for key, storage in fixed:  # what it was made from has changed
                 content = self._died.get(key) if storage is None else keeper.register.find_in(storage)
                 if content is not None:

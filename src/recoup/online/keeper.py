@@ -6,6 +6,7 @@ The choice is a heuristic's of the paper, over the same arrays that the simulato
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable
@@ -29,6 +30,8 @@ from recoup.torch.memory import live_tensors, resident_bytes
 from recoup.torch.session import RecoupWarning
 from recoup.units import format_bytes
 
+_CHOICE = 4  # bytes to choose from, for each that goes
+
 
 class Unread(Protocol):
     """Operators that ran without a keeper's knowledge: see :mod:`recoup.online.journal`."""
@@ -36,8 +39,8 @@ class Unread(Protocol):
     def read(self) -> bool:
         """Tell the keeper of what they made; whether there was anything to tell."""
 
-    def skim(self) -> None:
-        """Tell it of what has been there for a while: the rest may well be gone soon."""
+    def skim(self, size: int) -> None:
+        """Tell it of ``size`` bytes that were made first: the rest may be gone before anything of it must go."""
 
     def needs(self, content: Content) -> bool:
         """Whether one of them read it, whose bytes are gone."""
@@ -74,6 +77,8 @@ class Keeper:
         self.losses = Losses(self._pool)
         self._collector = Collector()
         self._waiting = Waiting(self._pool)
+        self._choice = 0
+        """Bytes that were offered to choose from, less those that were chosen, and as many beside each of them."""
         self._open = False
 
     def open(self) -> None:
@@ -253,7 +258,7 @@ class Keeper:
         if self.memory + size <= self._budget:
             return
         if self.unread is not None:
-            self.unread.skim()
+            self._learn_more(self.unread, self.memory + size - self._budget)
         self.look()
         self.shortage = max(self.shortage, self.memory + size - self._budget)
         start = time.perf_counter()
@@ -263,6 +268,7 @@ class Keeper:
             if victim is not None:
                 self._evict(victim)
                 self.chosen += 1
+                self._choice -= _CHOICE * victim.size
             elif self._catch_up():
                 continue
             elif not tidied:
@@ -277,6 +283,17 @@ class Keeper:
             else:
                 raise BudgetError(self._out_of_memory(size, what))
         self.report.search_seconds += time.perf_counter() - start
+
+    def _learn_more(self, unread: Unread, wanting: int) -> None:
+        """Know enough of what was made to choose from: to hear of all of it takes longer than most choices gain."""
+        if not self._pool.prefers_old:
+            unread.skim(sys.maxsize)
+            return
+        self._choice = min(max(self._choice, 0), self._pool.bytes)
+        if self._choice < _CHOICE * wanting:
+            before = self._pool.bytes
+            unread.skim(_CHOICE * wanting)
+            self._choice += self._pool.bytes - before
 
     def _let_go(self) -> None:
         """What is away and will not be needed for anything that the program holds need not keep anything alive."""

@@ -84,6 +84,8 @@ class Heuristic(Protocol):
 
     accesses: int
     """Storages looked at: one for each that is scored and each that is visited to keep costs up to date (D.3)."""
+    by_staleness: bool
+    """Whether it would rather evict what was not used for long."""
 
     def watch(self, storages: Storages) -> None:
         """Begin a run over these storages."""

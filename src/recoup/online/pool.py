@@ -30,6 +30,17 @@ class Pool:
         """Whether it is time to let go of what nobody needs, and to give numbers anew."""
         return len(self._numbers) >= self._compact_at
 
+    @property
+    def prefers_old(self) -> bool:
+        """Whether what was made first is likely to go first."""
+        return self._heuristic.by_staleness
+
+    @property
+    def bytes(self) -> int:
+        """What could be evicted in all."""
+        sizes = self._storages.size
+        return sum([sizes[number] for number in self._storages.pool])
+
     def add(self, content: Content, clock: float) -> None:
         """A new content; it may be evicted if its call can be repeated."""
         storages = self._storages

@@ -111,9 +111,9 @@ class Journal {
   }
 
   // What cannot be made again any more; the records that something may need, in order; of the others, which results were
-  // passing; when what was used; what must not die meanwhile. Unless `all` are wanted, records stay whose results may well
-  // be gone soon.
-  py::tuple take(std::mutex& mutex, bool all) {
+  // passing; when what was used; what must not die meanwhile. Unless `all` are wanted, or a plan was left, the oldest
+  // ones are enough, `count` of them and those after them whose results take so many `bytes`.
+  py::tuple take(std::mutex& mutex, bool all, int64_t bytes, size_t count) {
     std::vector<Record> journal;
     std::vector<std::pair<int64_t, bool>> passing;
     std::vector<std::pair<Weak, double>> used;
@@ -121,7 +121,7 @@ class Journal {
     {
       std::unique_lock<std::mutex> lock(mutex);
       records_ = compact(passing);
-      journal = all ? std::exchange(records_, {}) : split();
+      journal = all || !keeps_.empty() ? std::exchange(records_, {}) : split(bytes, count);
       for (const Record& record : journal) {
         for (const Place& place : record.outputs) {
           if (Entry* entry = storages.known(place.key)) entry->told = true;
@@ -192,16 +192,19 @@ class Journal {
     return kept;
   }
 
-  // The records that Python must know of: those whose results are there, and have been for a while, and those that they
-  // need. What is written over must not be split: all records up to such a write go with it. The others stay.
-  std::vector<Record> split() {
+  // The oldest records whose results are there, and those that they need: so many, and then some whose results take so many
+  // bytes. Not those whose results may well be gone soon. What is written over must not be split: all records up to such a
+  // write go with it. The others stay.
+  std::vector<Record> split(int64_t bytes, size_t count) {
     std::unordered_map<StorageImpl*, std::vector<size_t>> makers;
     std::vector<size_t> stack;
     for (size_t i = 0; i < records_.size(); ++i) {
       const Record& record = records_[i];
       for (const Place& place : record.outputs) makers[place.key].push_back(i);
       const Entry* target = record.writes < 0 ? nullptr : storages.known(record.outputs[0].key);
-      if ((!record.recent && record.has_results()) || (target != nullptr && target->told)) stack.push_back(i);
+      bool offers = bytes > 0 && !record.recent && record.has_results();
+      if (offers || (target != nullptr && target->told)) stack.push_back(i);
+      if (offers && stack.size() >= count) bytes -= record.bytes();
     }
     std::vector<bool> goes(records_.size());
     size_t before = 0;  // all of these go

@@ -104,6 +104,13 @@ struct Record {
     return std::any_of(outputs.begin(), outputs.end(), [](const Place& one) { return !one.stays && !one.storage.expired(); });
   }
 
+  // What would be free if all of that were.
+  int64_t bytes() const {
+    int64_t sum = 0;
+    for (const Place& one : outputs) sum += one.stays || one.storage.expired() ? 0 : static_cast<int64_t>(one.bytes);
+    return sum;
+  }
+
   // What was made from these is not what it would be if it were made again.
   void invalidate(const std::unordered_set<StorageImpl*>& from) {
     invalid = invalid || std::any_of(outputs.begin(), outputs.end(), [&](const Place& one) { return from.count(one.key) > 0; });

@@ -168,7 +168,7 @@ class Watch {
     return count_().cast<int64_t>();
   }
 
-  py::tuple take(bool all) { return journal_.take(mutex_, all); }
+  py::tuple take(bool all, int64_t bytes, size_t count) { return journal_.take(mutex_, all, bytes, count); }
   bool has_news() const { return journal_.has_news(); }
   // Whether Python must know of something before it evicts anything.
   bool overwrote() const { return journal_.overwrote || !journal_.storages.fixed.empty(); }

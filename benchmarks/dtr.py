@@ -4,7 +4,7 @@
     python -m benchmarks.dtr                                # a synthetic program
     python -m benchmarks.dtr growth -o growth.svg           # another one: how cost grows with length
 
-Both run the log that was read; ours also measures the peak that the budget is a fraction of. Totals are compared.
+Both run the log that was read, in as many bytes. Totals are compared.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _measure(
         with suppress(OutOfMemory, Thrashing):
             replay(log, run)
         middle = time.perf_counter()
-        outcome = simulate_log(log, budget, heuristic, limit=limit)
+        outcome = simulate_log(log, room, heuristic, limit=limit)
         slow.append(middle - began)
         fast.append(time.perf_counter() - middle)
     if (run.total_cost, run.evictions) != (outcome.total_cost, outcome.evictions):

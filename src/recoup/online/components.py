@@ -1,6 +1,6 @@
 """The relaxed evicted neighbourhood (Appendix C.2): evicted components, kept by union-find, whose cost is one number.
 
-A component knows its border, all that has ever been next to it: what may cost something else when the component does.
+A component knows who counts on its cost: the storages whose remembered sums have it in them.
 """
 
 from __future__ import annotations
@@ -16,52 +16,73 @@ class Classes(Around):
         """Begin a run."""
         super().watch(storages)
         self._node: dict[int, int] = {}
-        """Of each storage that was ever evicted, the place in the forest that it got at the last time."""
+        """Of each storage that was ever evicted, a node of the component that it joined at the last time."""
         self._parent: list[int] = []
+        self._rank: list[int] = []
         self._total: dict[int, float] = {}
-        self._border: dict[int, set[int]] = {}
-
-    def seen(self, changed: set[int]) -> set[int]:
-        """All that is next to their components."""
-        nodes = [self._node[storage] for storage in changed if storage in self._node]
-        return set().union(*(self._border[root] for root in set(map(self._find, nodes))))
+        self._counting: dict[int, set[int]] = {}
 
     def around(self, storage: int) -> float:
-        """The cost of the components next to it."""
-        return sum(map(self._total.__getitem__, self._touched(storage)))
+        """The cost of the components next to it, which are counted on from now on."""
+        total: float = 0
+        for root in self._touched(storage):
+            total += self._total[root]
+            self._counting[root].add(storage)
+        return total
 
     def evicted(self, storage: int) -> None:
         """It joins the components next to it."""
-        super().evicted(storage)
-        if storage in self._node:  # what saw it in its old place may see it no more
-            self._stale |= self._border[self._find(self._node[storage])]
-        root = self._node[storage] = len(self._parent)
-        self._parent.append(root)
-        self._total[root] = self.storages.cost[storage]
-        self._border[root] = set()
-        self._meet(root, storage)
-        for other in self._touched(storage):
-            root = self._union(root, self._find(other))
+        self._stir(storage)
+        touched = self._touched(storage)
+        root = touched.pop() if touched else self._begin()
+        for other in touched:
+            root = self._union(root, other)
+        self._node[storage] = root
+        self._total[root] += self.storages.cost[storage]
+        self._spoil(root)
 
     def returned(self, storage: int) -> None:
         """Its component loses its cost, but keeps its connections."""
-        super().returned(storage)
-        if storage in self._node:
-            root = self._find(self._node[storage])
+        self._stale.add(storage)
+        root = self._stir(storage)
+        if root is not None:
             self._total[root] -= self.storages.cost[storage]
-            self._meet(root, storage)
 
     def rewired(self, storage: int) -> None:
-        """It is on the border of the components next to it now."""
-        super().rewired(storage)
-        for root in self._touched(storage):
-            self._border[root].add(storage)
+        """It may be next to other components now, and others to its own."""
+        self._stir(storage)
+        self._stale.add(storage)
+
+    def banished(self, storage: int) -> None:
+        """What touched its component through it does no more, or does now."""
+        self._stir(storage)
+
+    def _stir(self, storage: int) -> int | None:
+        """What is next to it, or counts on its component, must be summed again; the component, if it has one."""
+        self._stale |= self.storages.dependencies[storage]
+        self._stale |= self.storages.dependents[storage]
+        if storage not in self._node:
+            return None
+        root = self._find(self._node[storage])
+        self._spoil(root)
+        return root
+
+    def _spoil(self, root: int) -> None:
+        """The cost of a component changes."""
+        counting = self._counting[root]
+        self._stale |= counting
+        counting.clear()
 
     def _touched(self, storage: int) -> set[int]:
         """The roots of the components next to a storage."""
-        resident, nodes, find = self.storages.resident, self._node, self._find
-        near = self.storages.dependencies[storage] | self.storages.dependents[storage]
-        return {find(nodes[other]) for other in near if not resident[other] and other in nodes}
+        storages, nodes, parent = self.storages, self._node, self._parent
+        found = set()
+        for near in (storages.dependencies[storage], storages.dependents[storage]):
+            for other in near:
+                if not storages.resident[other] and other in nodes:
+                    root = parent[nodes[other]]
+                    found.add(root if parent[root] == root else self._find(root))
+        return found
 
     def _find(self, node: int) -> int:
         parent = self._parent
@@ -73,18 +94,21 @@ class Classes(Around):
             parent[node], node = root, parent[node]
         return root
 
-    def _meet(self, root: int, storage: int) -> None:
-        """The neighbours of a storage are on the border of its component."""
-        self._border[root] |= self.storages.dependencies[storage]
-        self._border[root] |= self.storages.dependents[storage]
+    def _begin(self) -> int:
+        """A new component."""
+        root = len(self._parent)
+        self._parent.append(root)
+        self._rank.append(0)
+        self._total[root] = 0
+        self._counting[root] = set()
+        return root
 
     def _union(self, a: int, b: int) -> int:
-        """One component of two, under the root of the one that has the longer border."""
-        if a == b:
-            return a
-        if len(self._border[a]) < len(self._border[b]):
+        """One component of two."""
+        if self._rank[a] < self._rank[b]:
             a, b = b, a
+        self._rank[a] += self._rank[a] == self._rank[b]
         self._parent[b] = a
         self._total[a] += self._total.pop(b)
-        self._border[a] |= self._border.pop(b)
+        self._stale |= self._counting.pop(b)
         return a

@@ -8,6 +8,7 @@ cost, which hardly ever change, are in both.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Collection
 from typing import Protocol
 
 import numpy as np
@@ -36,17 +37,19 @@ class Storages:
         self.pool: dict[int, None] = {}
         """The storages that may be evicted, in the order in which they joined."""
 
-    def add(self, size: int) -> int:
-        """A new storage, not there yet."""
+    def add(self, size: int, cost: float = 0, reads: Collection[int] = ()) -> int:
+        """A new storage, not there yet, and what the operator costs and reads that makes it."""
         number = self.count
         self.sizes.append(size)
-        self.costs.append(0)
+        self.costs.append(cost)
         self.last_access.append(0)
         self.size.append(size)
-        self.cost.append(0)
+        self.cost.append(cost)
         self.resident.append(False)
-        self.dependencies.append(set())
+        self.dependencies.append(set(reads))
         self.dependents.append(set())
+        for other in reads:
+            self.dependents[other].add(number)
         self.count += 1
         return number
 

@@ -23,6 +23,7 @@ class Exact(Around):
     def watch(self, storages: Storages) -> None:
         """Begin a run."""
         super().watch(storages)
+        self._changed: set[int] = set()
         self._declared: list[int] = []
 
     def declared(self, storage: int) -> None:
@@ -34,9 +35,29 @@ class Exact(Around):
         """What was made in the meantime was locked, with all that it reads: nothing in the pool has seen it."""
         self._changed.update(one for one in self._declared if not self.storages.resident[one])
         self._declared.clear()
+        if self._changed:
+            self._stale |= self._seen(self._changed)
+            self._changed = set()
         super()._refresh()
 
-    def seen(self, changed: set[int]) -> set[int]:
+    def evicted(self, storage: int) -> None:
+        """What is around its neighbours grew."""
+        self._changed.add(storage)
+
+    def returned(self, storage: int) -> None:
+        """What is around its neighbours shrank."""
+        self._changed.add(storage)
+
+    def rewired(self, storage: int) -> None:
+        """What is around it, and around its neighbours, changed."""
+        self._changed.add(storage)
+        self._stale.add(storage)
+
+    def banished(self, storage: int) -> None:
+        """What is around its neighbours changed if it was resident; it counts as gone."""
+        self._changed.add(storage)
+
+    def _seen(self, changed: set[int]) -> set[int]:
         """These, and all from which these are seen through what is gone."""
         found = set(changed)
         for looks, back in ((self.up, self.storages.dependents), (self.down, self.storages.dependencies)):

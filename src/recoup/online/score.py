@@ -64,8 +64,9 @@ class Score:
         below = taken(self.storages.sizes, pool) if self.by_size else np.ones(len(pool))
         if self.by_staleness:
             below *= clock - taken(self.storages.last_access, pool)
-        scores = np.full(len(pool), np.inf)
-        np.divide(self.costs(pool), below, out=scores, where=below != 0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            scores: Floats = self.costs(pool) / below
+        scores[below == 0] = np.inf
         return scores
 
     def costs(self, pool: Ints) -> Floats:

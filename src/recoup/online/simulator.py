@@ -90,6 +90,7 @@ class Simulator:
         [tensor] = self._declare((), [size], [None], 0)
         self._make_room(size)
         self._appear(self.storage_of[tensor])
+        self.peak = max(self.peak, self.memory)
         self.defined[tensor] = True
         self.pinned[self.storage_of[tensor]] = True
         return tensor
@@ -166,17 +167,19 @@ class Simulator:
         for size, alias in zip(sizes, aliases, strict=True):
             tensor = len(self.refs)
             if alias is None:
-                storage = self._new_storage(size)
+                storage = self._new_storage(size, cost, reads)
                 needs += size
             else:
                 storage = storage_of[alias]
+                self.storages.grow(
+                    storage, 0 if storage in made else cost, reads - {storage}
+                )  # an operator counts once
             self.tensors[storage].append(tensor)
             storage_of.append(storage)
             self.op_of.append(op)
             self.defined.append(False)
             self.refs.append(1)
             self.uses[storage] += 1
-            self.storages.grow(storage, 0 if storage in made else cost, reads - {storage})  # an operator counts once
             self.heuristic.declared(storage)
             tensors.append(tensor)
             made.append(storage)
@@ -186,13 +189,13 @@ class Simulator:
         self.needs.append(needs)
         return tensors
 
-    def _new_storage(self, size: int) -> int:
+    def _new_storage(self, size: int, cost: float, reads: set[int]) -> int:
         self.tensors.append([])
         self.locks.append(0)
         self.pinned.append(False)
         self.uses.append(0)
         self.banished.append(False)
-        return self.storages.add(size)
+        return self.storages.add(size, cost, reads)
 
     def _evictable(self, storage: int) -> bool:
         return self.storages.resident[storage] and self.locks[storage] == 0 and not self.pinned[storage]
@@ -212,7 +215,6 @@ class Simulator:
     def _appear(self, storage: int) -> None:
         self.storages.resident[storage] = True
         self.memory += self.storages.size[storage]
-        self.peak = max(self.peak, self.memory)
 
     def _make_room(self, size: int) -> None:
         while self.budget is not None and self.memory + size > self.budget:

@@ -12,7 +12,7 @@ from torch._inductor import config as inductor_config
 
 import recoup
 from recoup.torch import internals
-from recoup.torch.compiled import _as_measured
+from recoup.torch.compiled import Corrections, _as_measured
 from recoup.torch.memory import measure_peak, resident_bytes
 from recoup.torch.models import MODELS, Example, example
 from tests.torch_helpers import QUICK, repeats
@@ -136,6 +136,25 @@ def test_the_plan_has_the_peak_that_was_measured(tmp_path):
     plan = recoup.plans(model)[0]
     for more in (-4096, 0, 4096):
         assert _as_measured(plan, plan.peak_bytes + more).peak_bytes == plan.peak_bytes + more
+
+
+def test_corrections_close_in():
+    """Every plan is 60 bytes below its prediction once it recomputes this much, and 50 above before."""
+    corrections, planned, tried = Corrections(), 0, []
+    while planned is not None:
+        error = -60 if planned >= 36 else 50
+        tried.append(planned)
+        planned = corrections.next(planned, error, fits=error <= 0, margin=3)
+    assert tried == [0, 53, 26, 39, 32, 35, 37]
+
+
+def test_corrections_follow_the_error_where_it_leads_somewhere_new():
+    corrections = Corrections()
+    assert corrections.next(0, 50, fits=False, margin=3) == 53
+    assert corrections.next(53, 80, fits=False, margin=3) == 136
+    assert corrections.next(136, -20, fits=True, margin=3) == 116
+    assert corrections.next(116, 110, fits=True, margin=3) == 84  # that this fits is odd: what was over stays out
+    assert corrections.next(84, 90, fits=False, margin=3) == 100
 
 
 def train(model, made) -> tuple[list[float], list[torch.Tensor]]:

@@ -26,8 +26,10 @@ from recoup.torch.split import split
 from recoup.units import format_bytes
 
 ATTEMPTS = 3  # how often a step is compiled to make its measured peak meet the budget well
+MORE_ATTEMPTS = 5  # how often, as long as it leaves much of the budget
 LAST_ATTEMPT = 6  # how often, as long as it does not meet it at all
 CLOSE = 0.015  # of the budget: a measured peak this close below it is not worth another compilation
+MUCH = 0.04  # of the budget: left by the best, it may be worth a few more
 MARGIN = 0.003  # of the budget: added to what a measured peak was over the prediction
 OUT_OF_MEMORY = 0.1  # of the prediction: taken for its error when the device had no room to measure it
 DOUBTFUL = 2.0  # of the budget: up to this predicted plain peak, the plain step is tried before the budget is refused
@@ -85,6 +87,36 @@ class _Tried:
     seconds: float
     correction: int = 0
 
+    @property
+    def room(self) -> int:
+        """Bytes of the budget that it leaves."""
+        return self.step.budget - self.peak_bytes
+
+
+class Corrections:
+    """What to add to the prediction, so that the measured peak comes to lie just below the budget.
+
+    Every plan is off by another amount, so that the error of one is a guess for the next. Where that leads out of what
+    is known already, because more than this fits and less than that does not, the middle is tried.
+    """
+
+    def __init__(self) -> None:
+        self._too_low: int | None = None
+        self._enough: int | None = None
+
+    def next(self, planned: int, error: int, fits: bool, margin: int) -> int | None:
+        """With ``planned``, the peak was ``error`` bytes above the prediction; None if nothing new is left to try."""
+        if fits:
+            self._enough = planned if self._enough is None else min(self._enough, planned)
+        else:
+            self._too_low = planned if self._too_low is None else max(self._too_low, planned)
+        guess = planned + error + (0 if fits else margin)
+        if self._too_low is None or self._enough is None:
+            return guess
+        if self._enough - self._too_low <= margin:
+            return None
+        return guess if self._too_low < guess < self._enough else (self._too_low + self._enough) // 2
+
 
 def compile_step(
     module: fx.GraphModule, args: Sequence[Any], planner: StepPlanner
@@ -98,8 +130,9 @@ def compile_step(
     correction: int | None = None
     refusal: BudgetError | None = None
     plainly, over, budget, planned = planner.may_be_plain, 0, 0, 0
+    corrections = Corrections()
     for attempt in range(LAST_ATTEMPT):
-        if attempt >= ATTEMPTS and best is not None:
+        if best is not None and attempt >= (ATTEMPTS if best.room < MUCH * budget else MORE_ATTEMPTS):
             break
         partitioner = _Partitioner(planner, correction, plainly, refusal is not None and plainly)
         try:
@@ -128,7 +161,7 @@ def compile_step(
             tried = _Tried(function, step, int(step.plan.peak_bytes * (1 + OUT_OF_MEMORY)), math.inf)
             torch.cuda.empty_cache()
         planner.reporter.tried(step.plan.peak_bytes, tried.peak_bytes, tried.seconds)
-        budget, room = step.budget, step.budget - tried.peak_bytes
+        budget, room = step.budget, tried.room
         if room >= 0 and (best is None or tried.seconds < best.seconds):
             best = replace(tried, correction=partitioner.correction or 0)
         well = partitioner.is_plain or partitioner.learned or room < CLOSE * budget or not step.repeats
@@ -139,8 +172,10 @@ def compile_step(
         if partitioner.anyway:
             correction = min(0, tried.peak_bytes - step.plan.peak_bytes)
         elif not partitioner.is_plain:
-            correction = (partitioner.correction or 0) + tried.peak_bytes - step.plan.peak_bytes
-            correction += int(MARGIN * budget) if room < 0 else 0
+            margin = int(MARGIN * budget)
+            correction = corrections.next(planned, tried.peak_bytes - step.plan.peak_bytes, room >= 0, margin)
+        if best is not None and correction is None:
+            break
         plainly = False
     if best is None and refusal is not None and not budget:
         raise refusal
@@ -151,12 +186,11 @@ def compile_step(
         )
     if best.step.repeats:
         planner.store.keep(partitioner.key, [best.correction])
-    room = best.step.budget - best.peak_bytes
     return best.function, replace(
         best.step,
         plan=_as_measured(best.step.plan, best.peak_bytes),
         correction=best.correction,
-        resident=planner.resident + room,
+        resident=planner.resident + best.room,
     )
 
 

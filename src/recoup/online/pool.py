@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import heapq
 import weakref
 from collections.abc import Callable, Sequence
 
@@ -157,12 +158,13 @@ class Pool:
             if len(reads) <= _INHERITED and not reads <= storages.dependencies[heir]:
                 storages.grow(heir, 0, reads)
                 self._heuristic.rewired(heir)
-        stack = [number]
-        while stack:
-            dear = stack.pop()
+        dearer = [number]  # the oldest first, so that each is passed on once
+        while dearer:
+            dear = heapq.heappop(dearer)
             for heir, call in self._heirs(dear).items():
-                if storages.raise_cost(heir, call.known.cost + storages.cost[dear]) and call.known.passing:
-                    stack.append(heir)
+                raised = storages.raise_cost(heir, call.known.cost + storages.cost[dear])
+                if raised and call.known.passing and heir not in dearer:
+                    heapq.heappush(dearer, heir)
 
     def _heirs(self, number: int) -> dict[int, Call]:
         """What was made from a content and is not evicted, with the calls that made it."""

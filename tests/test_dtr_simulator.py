@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,46 @@ def test_what_is_banished_does_not_come_back_with_a_sibling() -> None:
     assert run.defined[b]
     assert not run.defined[a]
     assert run.peak == 3  # while the operator that makes both runs, there are both
+
+
+def play(run: Simulator | ObjectRun, program: Sequence[Any]) -> None:
+    """Constants are numbers of bytes, releases a tensor in a list; the rest are calls."""
+    for item in program:
+        if isinstance(item, int):
+            run.constant(item)
+        elif isinstance(item, list):
+            run.release(*item)
+        else:
+            run.call(*item)
+    run.finish()
+
+
+def test_what_is_banished_is_not_asked_for_again_by_a_view() -> None:
+    """A storage that is there may have a view that is not."""
+    program = [0, 2, [0], ([1], [0, 1, 2], 1, [1, None, None]), ([2, 2, 3], [0, 0], 2, [None, 3]), ([3, 3, 5], [1], 1)]
+    program += [([4], [2, 2], 2), ([8, 8, 9], [4], 3), [1], ([7, 10], [1, 0, 3], 2), ([12], [2, 2], 3), [10], [9]]
+    program += [([11], [4], 3), [2], ([8], [4, 0, 2], 1, [None, 8, None])]
+    with pytest.raises(OutOfMemory):  # and did not end
+        play(Simulator(19, heuristics.make("dtr"), "banish"), program)
+
+
+def test_an_operator_that_waits_for_a_view_of_what_is_there() -> None:
+    """That is in the pool meanwhile, and sees what is yet to be made."""
+    program = [
+        2,
+        ([0], [0], 3, [0]),
+        ([1, 1], [0, 0], 1, [1, 1]),
+        ([2], [2, 1], 3),
+        ([5, 3], [3, 0], 3, [None, 3]),
+        [4],
+    ]
+    program += [([2], [0, 3, 0], 3, [2, None, 2]), ([9, 9, 2], [0, 0], 4, [9, 9]), ([7, 11], [4, 4], 4)]
+    program += [([11, 14, 7], [0, 3], 1, [7, None]), ([5], [2], 1), ([17, 10, 5], [3, 4], 4), ([14, 9], [2], 4)]
+    program += [([8, 2], [3], 0), ([20], [4], 2), ([16, 21, 14], [2, 0], 2, [None, 16])]
+    for run in (Simulator(24, heuristics.make("e-star"), "none"), ObjectRun(24, "e-star", eager=False)):
+        with pytest.raises(OutOfMemory):
+            play(run, program)
+        assert (run.total_cost, run.evictions) == (48, 15)
 
 
 def test_chain_of_100_000() -> None:

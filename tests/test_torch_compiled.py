@@ -11,7 +11,7 @@ from torch import nn
 from torch._inductor import config as inductor_config
 
 import recoup
-from recoup.torch import internals
+from recoup.torch import compiled, internals
 from recoup.torch.compiled import Corrections, _as_measured
 from recoup.torch.memory import measure_peak, resident_bytes
 from recoup.torch.models import MODELS, Example, example
@@ -138,6 +138,26 @@ def test_the_plan_has_the_peak_that_was_measured(tmp_path):
         assert _as_measured(plan, plan.peak_bytes + more).peak_bytes == plan.peak_bytes + more
 
 
+def test_a_plan_is_compiled_once(tmp_path, monkeypatch):
+    """However often the corrections lead to it."""
+    asked, tried = [], []
+    follow, measure = Corrections.next, compiled._measured
+
+    def stay(self, planned, error, fits, margin):
+        asked.append(fits)
+        return planned if fits else follow(self, planned, error, fits, margin)
+
+    monkeypatch.setattr(Corrections, "next", stay)
+    monkeypatch.setattr(compiled, "_measured", lambda *args: tried.append(args) or measure(*args))
+    monkeypatch.setattr(compiled, "CLOSE", -1.0)  # it is never close
+    monkeypatch.setattr(compiled, "MUCH", -1.0)  # and always worth more attempts
+    model = blocks()
+    recoup.optimize(model, budget=0.9, cache=tmp_path, **COMPILED)
+    run(model, torch.randn(1024, 32), steps=1)
+    assert len(asked) == compiled.MORE_ATTEMPTS
+    assert len(tried) == asked.count(False) + 1
+
+
 def test_corrections_close_in():
     """Every plan is 60 bytes below its prediction once it recomputes this much, and 50 above before."""
     corrections, planned, tried = Corrections(), 0, []
@@ -146,6 +166,11 @@ def test_corrections_close_in():
         tried.append(planned)
         planned = corrections.next(planned, error, fits=error <= 0, margin=3)
     assert tried == [0, 53, 26, 39, 32, 35, 37]
+
+
+def test_corrections_end_where_the_error_leads_nowhere():
+    assert Corrections().next(0, -2, fits=True, margin=3) is None
+    assert Corrections().next(0, -50, fits=True, margin=3) == -50
 
 
 def test_corrections_follow_the_error_where_it_leads_somewhere_new():

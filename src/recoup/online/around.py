@@ -25,7 +25,7 @@ class Around(Score):
     def _refresh(self) -> None:
         """Sum again for what is stale and in the pool; what is there but locked stays stale.
 
-        What is gone will be stale when it returns. Of what is new nothing around is gone: it was just made from it.
+        What is gone will be stale when it returns.
         """
         while len(self._around) < self.storages.count:
             self._around = np.concatenate([self._around, np.zeros_like(self._around)])

@@ -54,7 +54,7 @@ class Classes(Around):
         self._stale.add(storage)
 
     def banished(self, storage: int) -> None:
-        """What touched its component through it does no more, or does now."""
+        """What is next to it may touch its component now."""
         self._stir(storage)
 
     def _stir(self, storage: int) -> int | None:

@@ -78,7 +78,7 @@ class Keeper:
         self._collector = Collector()
         self._waiting = Waiting(self._pool)
         self._choice = 0
-        """Bytes that were offered to choose from, less those that were chosen, and as many beside each of them."""
+        """Bytes that were offered to choose from, less ``_CHOICE`` for each that went."""
         self._open = False
 
     def open(self) -> None:
@@ -289,9 +289,9 @@ class Keeper:
         if not self._pool.prefers_old:
             unread.skim(sys.maxsize)
             return
-        self._choice = min(max(self._choice, 0), self._pool.bytes)
+        before = self._pool.bytes
+        self._choice = min(max(self._choice, 0), before)
         if self._choice < _CHOICE * wanting:
-            before = self._pool.bytes
             unread.skim(_CHOICE * wanting)
             self._choice += self._pool.bytes - before
 

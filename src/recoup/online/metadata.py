@@ -60,14 +60,18 @@ class Storages:
         del self.dependencies[count:], self.dependents[count:]
         self.count = count
 
-    def grow(self, storage: int, cost: float, reads: set[int]) -> None:
-        """The storage has one more view, made by an operator of this cost that reads these storages."""
+    def grow(self, storage: int, cost: float, reads: set[int]) -> bool:
+        """The storage has one more view, made by an operator of this cost that reads these storages; whether it
+        has new neighbours by that."""
         if cost:
             self.cost[storage] += cost
             self.costs[storage] = self.cost[storage]
+        if reads <= self.dependencies[storage]:
+            return False
         self.dependencies[storage] |= reads
         for other in reads:
             self.dependents[other].add(storage)
+        return True
 
     def raise_cost(self, storage: int, cost: float) -> bool:
         """The storage costs at least this; whether that is more than before."""
@@ -97,7 +101,7 @@ class Heuristic(Protocol):
         """The storage to evict now, or None if there is none."""
 
     def declared(self, storage: int) -> None:
-        """The storage is new, or has a new view; it is not resident if that is yet to be made."""
+        """The storage is new; it is not resident if it is yet to be made."""
 
     def evicted(self, storage: int) -> None:
         """The storage is gone."""

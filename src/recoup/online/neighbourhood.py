@@ -25,6 +25,8 @@ class Exact(Around):
         super().watch(storages)
         self._changed: set[int] = set()
         self._declared: list[int] = []
+        self._seen_yet: dict[int, bool] = {}
+        """What was yet to be made at the last choice, and whether anything in the pool has seen it so."""
 
     def declared(self, storage: int) -> None:
         """What is yet to be made is around what it will be made of."""
@@ -32,8 +34,16 @@ class Exact(Around):
             self._declared.append(storage)
 
     def _refresh(self) -> None:
-        """What was made in the meantime was locked, with all that it reads: nothing in the pool has seen it."""
-        self._changed.update(one for one in self._declared if not self.storages.resident[one])
+        """Look at what is yet to be made, or was at the last choice.
+
+        All that it reads is locked until it is made, so that nothing in the pool sees it: but for a storage of which it
+        reads a view that is yet to come back.
+        """
+        resident, pool, reads = self.storages.resident, self.storages.pool.keys(), self.storages.dependencies
+        self._changed.update(one for one in self._declared if not resident[one])
+        self._changed.update(one for one, seen in self._seen_yet.items() if seen and resident[one])
+        yet = [one for one in (*self._seen_yet, *self._declared) if not resident[one]]
+        self._seen_yet = {one: self._seen_yet.get(one, False) or not pool.isdisjoint(reads[one]) for one in yet}
         self._declared.clear()
         if self._changed:
             self._stale |= self._seen(self._changed)

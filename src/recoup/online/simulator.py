@@ -171,9 +171,9 @@ class Simulator:
                 needs += size
             else:
                 storage = storage_of[alias]
-                self.storages.grow(
-                    storage, 0 if storage in made else cost, reads - {storage}
-                )  # an operator counts once
+                more = 0 if storage in made else cost  # an operator counts once
+                if self.storages.grow(storage, more, reads - {storage}):
+                    self.heuristic.rewired(storage)
             self.tensors[storage].append(tensor)
             storage_of.append(storage)
             self.op_of.append(op)
@@ -199,6 +199,10 @@ class Simulator:
 
     def _evictable(self, storage: int) -> bool:
         return self.storages.resident[storage] and self.locks[storage] == 0 and not self.pinned[storage]
+
+    def _is_whole(self, storage: int) -> bool:
+        """Whether all its views are there; one that is not may be made again, though the storage is there."""
+        return all(map(self.defined.__getitem__, self.tensors[storage]))
 
     def _evict(self, storage: int) -> None:
         self.evictions += 1
@@ -240,9 +244,9 @@ class Simulator:
         self.storages.pool.pop(storage, None)
 
     def _banish(self, storage: int) -> None:
-        """Remove a storage for good, once none of its dependents is evicted; they cannot be made again after that."""
+        """Remove a storage for good, once all of its dependents are there; they cannot be made again after that."""
         dependents = self.storages.dependents[storage]
-        if any(not self.storages.resident[other] and not self.banished[other] for other in dependents):
+        if not all(self.banished[other] or self._is_whole(other) for other in dependents):
             self._to_banish.add(storage)
             return
         self._to_banish.discard(storage)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -36,17 +36,27 @@ DOUBTFUL = 2.0  # of the budget: up to this predicted plain peak, the plain step
 PLAIN = 1.05  # of the budget: up to this predicted plain peak, the plain step itself may fit
 
 
+Steps = tuple[str, ...]  # of a schedule
+
+
+class _IsKnown(Exception):  # noqa: N818 - no error
+    """The plan was compiled before."""
+
+
 @dataclass
 class _Partitioner:
     """Plans the graph that Inductor hands over; ``plainly`` lets PyTorch's own partitioner go first where it may do,
     ``anyway`` whatever the prediction is."""
 
     planner: StepPlanner
+    known: Mapping[Steps, _Tried]
+    """Those that were compiled before are not worth it again."""
     correction: int | None
     """What to add to the prediction; None for what was learned when this step was last compiled."""
     plainly: bool
     anyway: bool = False
     step: StepPlan | None = None
+    steps: Steps = ()
     is_plain: bool = False
     learned: bool = False
     key: str = ""
@@ -69,7 +79,10 @@ class _Partitioner:
             known = self.planner.store.recall(self.key)
             self.learned, self.correction = known is not None, sum(known or [self.planner.hint])
         self.step = reused or self.planner.plan(joint, self._costs(joint), self.correction)
-        return split(joint, [str(step) for step in self.step.plan.schedule.steps()])
+        self.steps = tuple(str(step) for step in self.step.plan.schedule.steps())
+        if self.steps in self.known:
+            raise _IsKnown
+        return split(joint, self.steps)
 
     def _costs(self, joint: Any) -> Any:
         store = self.planner.store
@@ -111,8 +124,10 @@ class Corrections:
         else:
             self._too_low = planned if self._too_low is None else max(self._too_low, planned)
         guess = planned + error + (0 if fits else margin)
-        if self._too_low is None or self._enough is None:
+        if self._enough is None:
             return guess
+        if self._too_low is None:
+            return guess if self._enough - guess > margin else None
         if self._enough - self._too_low <= margin:
             return None
         return guess if self._too_low < guess < self._enough else (self._too_low + self._enough) // 2
@@ -131,12 +146,16 @@ def compile_step(
     refusal: BudgetError | None = None
     plainly, over, budget, planned = planner.may_be_plain, 0, 0, 0
     corrections = Corrections()
+    known: dict[Steps, _Tried] = {}
     for attempt in range(LAST_ATTEMPT):
         if best is not None and attempt >= (ATTEMPTS if best.room < MUCH * budget else MORE_ATTEMPTS):
             break
-        partitioner = _Partitioner(planner, correction, plainly, refusal is not None and plainly)
+        partitioner = _Partitioner(planner, known, correction, plainly, refusal is not None and plainly)
+        function = None
         try:
             function = compile_inductor(module, args, partitioner)
+        except _IsKnown:
+            pass
         except BudgetError as problem:
             if best is not None:
                 break
@@ -152,28 +171,27 @@ def compile_step(
             continue
         planned = partitioner.correction or 0
         step = partitioner.step
-        if step is None:
+        if function is None:
+            assert step is not None
+            tried = replace(known[partitioner.steps], step=step)
+        elif step is None:
             return function, step
-        planner.reporter.say("trying out the compiled step")
-        try:
-            tried = _try_out(function, args, step, planner, partitioner.written)
-        except torch.OutOfMemoryError:
-            tried = _Tried(function, step, int(step.plan.peak_bytes * (1 + OUT_OF_MEMORY)), math.inf)
-            torch.cuda.empty_cache()
-        planner.reporter.tried(step.plan.peak_bytes, tried.peak_bytes, tried.seconds)
+        else:
+            tried = known[partitioner.steps] = _try_out(function, args, step, planner, partitioner.written)
         budget, room = step.budget, tried.room
-        if room >= 0 and (best is None or tried.seconds < best.seconds):
-            best = replace(tried, correction=partitioner.correction or 0)
+        fits = room >= 0 and math.isfinite(tried.seconds)
+        if fits and (best is None or tried.seconds < best.seconds):
+            best = replace(tried, correction=planned)
         well = partitioner.is_plain or partitioner.learned or room < CLOSE * budget or not step.repeats
         well = well or planner.settings.plan is not None
-        if room >= 0 and well:
+        if fits and well:
             break
         over = room if over == 0 else max(over, room)
         if partitioner.anyway:
             correction = min(0, tried.peak_bytes - step.plan.peak_bytes)
         elif not partitioner.is_plain:
             margin = int(MARGIN * budget)
-            correction = corrections.next(planned, tried.peak_bytes - step.plan.peak_bytes, room >= 0, margin)
+            correction = corrections.next(planned, tried.peak_bytes - step.plan.peak_bytes, fits, margin)
         if best is not None and correction is None:
             break
         plainly = False
@@ -206,7 +224,22 @@ def _try_out(
     function: Callable[..., Any], args: Sequence[Any], step: StepPlan, planner: StepPlanner, written: set[str]
 ) -> _Tried:
     """Run forward and backward on the caller's own inputs and undo it: no gradient, buffer or random state changes."""
-    device = planner.device
+    planner.reporter.say("trying out the compiled step")
+    try:
+        peak, seconds = _measured(function, args, planner.device, written)
+    except torch.OutOfMemoryError:
+        peak, seconds = int(step.plan.peak_bytes * (1 + OUT_OF_MEMORY)), math.inf
+        torch.cuda.empty_cache()
+    else:
+        peak += planner.settings.reserve_bytes
+    planner.reporter.tried(step.plan.peak_bytes, peak, seconds)
+    return _Tried(function, step, peak, seconds)
+
+
+def _measured(
+    function: Callable[..., Any], args: Sequence[Any], device: torch.device, written: set[str]
+) -> tuple[int, float]:
+    """Bytes at the peak of a step, and seconds."""
     tensors = [
         arg
         for index, arg in enumerate(args, 1)
@@ -230,7 +263,7 @@ def _try_out(
             for tensor, version, copy in zip(tensors, versions, copies, strict=True):
                 if tensor._version != version:
                     tensor.copy_(copy)
-    return _Tried(function, step, peak + planner.settings.reserve_bytes, statistics.median(times))
+    return peak, statistics.median(times)
 
 
 def _step(function: Callable[..., Any], args: Sequence[Any]) -> None:

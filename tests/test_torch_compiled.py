@@ -12,7 +12,8 @@ from torch._inductor import config as inductor_config
 
 import recoup
 from recoup.torch import compiled, internals
-from recoup.torch.compiled import Corrections, _as_measured
+from recoup.torch.compiled import _as_measured
+from recoup.torch.corrections import Corrections
 from recoup.torch.memory import measure_peak, resident_bytes
 from recoup.torch.models import MODELS, Example, example
 from tests.torch_helpers import QUICK, repeats

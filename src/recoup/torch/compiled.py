@@ -16,6 +16,7 @@ from recoup.errors import BudgetError
 from recoup.judge import simulate
 from recoup.planfile import Plan
 from recoup.schedule import Schedule
+from recoup.torch.corrections import Corrections
 from recoup.torch.fusion import folded_nodes, fused_costs, is_fused_kernel
 from recoup.torch.internals import compile_inductor, written_input
 from recoup.torch.joint import read_joint
@@ -34,7 +35,6 @@ MARGIN = 0.003  # of the budget: added to what a measured peak was over the pred
 OUT_OF_MEMORY = 0.1  # of the prediction: taken for its error when the device had no room to measure it
 DOUBTFUL = 2.0  # of the budget: up to this predicted plain peak, the plain step is tried before the budget is refused
 PLAIN = 1.05  # of the budget: up to this predicted plain peak, the plain step itself may fit
-
 
 Steps = tuple[str, ...]  # of a schedule
 
@@ -104,33 +104,6 @@ class _Tried:
     def room(self) -> int:
         """Bytes of the budget that it leaves."""
         return self.step.budget - self.peak_bytes
-
-
-class Corrections:
-    """What to add to the prediction, so that the measured peak comes to lie just below the budget.
-
-    Every plan is off by another amount, so that the error of one is a guess for the next. Where that leads out of what
-    is known already, because more than this fits and less than that does not, the middle is tried.
-    """
-
-    def __init__(self) -> None:
-        self._too_low: int | None = None
-        self._enough: int | None = None
-
-    def next(self, planned: int, error: int, fits: bool, margin: int) -> int | None:
-        """With ``planned``, the peak was ``error`` bytes above the prediction; None if nothing new is left to try."""
-        if fits:
-            self._enough = planned if self._enough is None else min(self._enough, planned)
-        else:
-            self._too_low = planned if self._too_low is None else max(self._too_low, planned)
-        guess = planned + error + (0 if fits else margin)
-        if self._enough is None:
-            return guess
-        if self._too_low is None:
-            return guess if self._enough - guess > margin else None
-        if self._enough - self._too_low <= margin:
-            return None
-        return guess if self._too_low < guess < self._enough else (self._too_low + self._enough) // 2
 
 
 def compile_step(

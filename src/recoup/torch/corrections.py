@@ -1,0 +1,30 @@
+"""By how much the prediction of a compiled step's peak is off, found by trying."""
+
+from __future__ import annotations
+
+
+class Corrections:
+    """What to add to the prediction, so that the measured peak comes to lie just below the budget.
+
+    Every plan is off by another amount, so that the error of one is a guess for the next. Where that leads out of what
+    is known already, because more than this fits and less than that does not, the middle is tried.
+    """
+
+    def __init__(self) -> None:
+        self._too_low: int | None = None
+        self._enough: int | None = None
+
+    def next(self, planned: int, error: int, fits: bool, margin: int) -> int | None:
+        """With ``planned``, the peak was ``error`` bytes above the prediction; None if nothing new is left to try."""
+        if fits:
+            self._enough = planned if self._enough is None else min(self._enough, planned)
+        else:
+            self._too_low = planned if self._too_low is None else max(self._too_low, planned)
+        guess = planned + error + (0 if fits else margin)
+        if self._enough is None:
+            return guess
+        if self._too_low is None:
+            return guess if self._enough - guess > margin else None
+        if self._enough - self._too_low <= margin:
+            return None
+        return guess if self._too_low < guess < self._enough else (self._too_low + self._enough) // 2

@@ -170,10 +170,19 @@ def test_corrections_end_where_the_error_leads_nowhere():
 def test_corrections_follow_the_error_where_it_leads_somewhere_new():
     corrections = Corrections()
     assert corrections.next(0, 50, fits=False, margin=3) == 53
-    assert corrections.next(53, 80, fits=False, margin=3) == 136
-    assert corrections.next(136, -20, fits=True, margin=3) == 116
-    assert corrections.next(116, 110, fits=True, margin=3) == 84  # that this fits is odd: what was over stays out
-    assert corrections.next(84, 90, fits=False, margin=3) == 100
+    assert corrections.next(53, 80, fits=False, margin=3) == 139
+    assert corrections.next(139, -20, fits=True, margin=3) == 119
+    assert corrections.next(119, 110, fits=True, margin=3) == 86  # that this fits is odd: what was over stays out
+    assert corrections.next(86, 90, fits=False, margin=3) == 102
+
+
+def test_corrections_grow_where_the_peak_does_not_see_them():
+    """The peak is 1 over the budget until plans leave 40: with margins of 3, 6, 12, 24 that is soon."""
+    corrections, planned, tried = Corrections(), 0, []
+    while planned is not None and planned < 40:
+        tried.append(planned)
+        planned = corrections.next(planned, 1, fits=False, margin=3)
+    assert tried == [0, 4, 11, 24]
 
 
 def train(model, made) -> tuple[list[float], list[torch.Tensor]]:
@@ -197,27 +206,23 @@ def train(model, made) -> tuple[list[float], list[torch.Tensor]]:
 def doubled(made: Example) -> Example:
     """The same step in float64."""
     inputs = [tensor.double() if tensor.is_floating_point() else tensor for tensor in made.inputs]
-    return replace(made, model=copy.deepcopy(made.model).double(), inputs=tuple(inputs))
-
-
-def draws(model: nn.Module) -> bool:
-    """Whether random numbers are drawn, which are others in float64."""
-    return any(isinstance(module, nn.Dropout | nn.Dropout2d) and module.p > 0 for module in model.modules())
+    return replace(made, model=made.model.double(), inputs=tuple(inputs))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("share", [1.0, 0.8, 0.6])
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_as_plain_compiled(tmp_path, name, share):
-    """``share`` is of the way from what is resident to the plain compiled step's measured peak, or what is feasible."""
+    """``share`` is of the way from what is resident to the plain compiled step's measured peak, or what is feasible.
+
+    In float64: a deep network with batch norm, small and untrained, is chaotic. In float32 the plain step's own
+    gradients are off by their norm after three steps (ResNet-50, MobileNet), so that a comparison would say nothing.
+    """
     torch.manual_seed(0)
-    made = example(name, batch=BATCH)
+    made = doubled(example(name, batch=BATCH))
     plain = copy.deepcopy(made.model)
     plain.compile()
     theirs = train(plain, made)
-    exact = theirs[1]
-    if not draws(made.model):
-        exact = train(doubled(made).model, doubled(made))[1]
     resident = resident_bytes(CPU)
     peak = measure_peak(lambda: made.loss(plain(*made.inputs)).backward(), CPU)
     parameters = sum(parameter.numel() * parameter.element_size() for parameter in made.model.parameters())
@@ -231,8 +236,6 @@ def test_every_model_as_plain_compiled(tmp_path, name, share):
             break
         except recoup.BudgetError:
             budget = int(1.15 * budget)
-    assert ours[0] == pytest.approx(theirs[0], rel=1e-4)
-    for mine, yours, true in zip(ours[1], theirs[1], exact, strict=True):
-        rounding = 2 * (yours - true).double().norm()  # how PyTorch's own benchmarks judge Inductor
-        assert (mine - true).double().norm() <= rounding + 1e-3 * true.double().norm() + 1e-6
+    assert ours[0] == pytest.approx(theirs[0], rel=1e-7)
+    torch.testing.assert_close(ours[1], theirs[1])
     assert measure_peak(lambda: made.loss(model(*made.inputs)).backward(), CPU) <= budget

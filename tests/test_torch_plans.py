@@ -312,6 +312,15 @@ class TestBadInput:
         with pytest.raises(recoup.BudgetError, match="'much'"):
             recoup.optimize(model, budget=1.0, reserve="much")
 
+    def test_a_planner_that_finds_nothing_is_not_replaced_by_another(self, cache):
+        """A budget that others meet: ``checkpoint-all`` recomputes nothing."""
+        torch.manual_seed(0)
+        model, x = net(), images()
+        fraction = tight(model, x, 0.4, cache, slack=0.05)
+        assert recoup.plan(model, x, fraction, cache=cache, **QUICK).method == "optimal"
+        with pytest.raises(recoup.BudgetError, match="checkpoint-all has no schedule that fits; needs at least"):
+            recoup.plan(model, x, fraction, cache=cache, planner="checkpoint-all", **QUICK)
+
     def test_neither_a_module_nor_a_function(self):
         with pytest.raises(recoup.CaptureError, match="str is neither a module nor a function"):
             recoup.optimize("resnet", budget=1.0)

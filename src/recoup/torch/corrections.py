@@ -6,11 +6,13 @@ from __future__ import annotations
 class Corrections:
     """What to add to the prediction, so that the measured peak comes to lie just below the budget.
 
-    Every plan is off by another amount, so that the error of one is a guess for the next. Where that leads out of what
+    Every plan is off by another amount, so that the error of one is a guess for the next, with a margin that doubles
+    each time the peak was over the budget: it may lie where the prediction sees none. Where a guess leads out of what
     is known already, because more than this fits and less than that does not, the middle is tried.
     """
 
     def __init__(self) -> None:
+        self._misses = 0
         self._too_low: int | None = None
         self._enough: int | None = None
 
@@ -20,7 +22,8 @@ class Corrections:
             self._enough = planned if self._enough is None else min(self._enough, planned)
         else:
             self._too_low = planned if self._too_low is None else max(self._too_low, planned)
-        guess = planned + error + (0 if fits else margin)
+            self._misses += 1
+        guess = planned + error + (0 if fits else margin * 2 ** (self._misses - 1))
         if self._enough is None:
             return guess
         if self._too_low is None:

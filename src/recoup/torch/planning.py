@@ -194,7 +194,8 @@ class StepPlanner:
             gap=settings.gap,
             progress=self.reporter.searched,
         )
-        if solution.schedule is None and (solution.smallest_budget or limit + 1) <= limit:
+        in_vain = solution.schedule is None and solution.method == "optimal"  # who asked for another wants its answer
+        if in_vain and (solution.smallest_budget or limit + 1) <= limit:
             solution = replace(solve(graph, None, "min-memory", time_limit=SMALLEST_BUDGET_SECONDS), budget_bytes=limit)
         if solution.schedule is None or (solution.peak_bytes or 0) > limit:
             return None, solution.why()

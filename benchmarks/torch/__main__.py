@@ -3,21 +3,25 @@
     python -m benchmarks.torch truth resnet50@9GiB,7.5GiB,6GiB unet@9GiB,7.5GiB,6GiB --mode eager
     python -m benchmarks.torch curve resnet50@8.3GiB,6.04GiB gpt@6GiB,5GiB,4GiB,3.4GiB -o curve.json
     python -m benchmarks.torch overhead resnet50 unet
+    python -m benchmarks.torch profile resnet50
     python -m benchmarks.torch dtr resnet50:128@0.5 unet@0.5 treelstm@0.9,0.5 cifar1202@0.9
 
 ``truth`` trains within each budget in a process that is limited to the budget and 5 % more, and compares the predicted
 peak with the allocator's. ``curve`` measures steps side by side: plain, with a checkpoint on every block, with
 PyTorch's own knob, and planned by recoup at each budget. ``overhead`` gives recoup room for everything, and prints what
-its step takes of the plain one's time. Each contender has a process of its own; they get ready beside each other, and
-are measured one after the other. ``dtr`` runs whole training steps under the online runtime, at shares of the plain
-step's peak.
+its step takes of the plain one's time. ``profile`` prints how long measuring the operators takes. Each contender has a
+process of its own; they get ready beside each other, and are measured one after the other. ``dtr`` runs whole training
+steps under the online runtime, at shares of the plain step's peak.
 """
 
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import click
 import torch
@@ -27,6 +31,7 @@ from benchmarks import machine
 from benchmarks.torch.online import runs
 from benchmarks.torch.steps import ROOM, SLACK, Contender, Measured, limit_process
 from benchmarks.torch.turns import in_turns, wait_for_turn
+from recoup.torch.planning import StepPlanner
 from recoup.torch.settings import Mode
 from recoup.units import parse_bytes
 
@@ -107,6 +112,33 @@ def overhead(models: tuple[str, ...], size: str, device: torch.device, mode: Mod
     for before, ours, after in zip(found[::3], found[1::3], found[2::3], strict=True):
         ratio = 2 * ours.seconds / (before.seconds + after.seconds)
         print(f"{ours.model:10} {mode}: recoup takes {ratio:.4f} of plain's time", flush=True)
+
+
+@main.command()
+@click.argument("models", nargs=-1, required=True)
+@_size
+@_device
+@_mode
+@click.option("--try-algorithms", is_flag=True, help="Turn cudnn.benchmark on, as the other benchmarks do.")
+def profile(models: tuple[str, ...], size: str, device: torch.device, mode: Mode, try_algorithms: bool) -> None:
+    """How long measuring a model's operators takes when none is known yet."""
+    torch.backends.cudnn.benchmark = try_algorithms
+    measure = StepPlanner.costs
+    taken: list[float] = []
+
+    def timed(*args: Any) -> Any:
+        start = time.perf_counter()
+        costs = measure(*args)
+        taken.append(time.perf_counter() - start)
+        return costs
+
+    for model in models:
+        taken.clear()
+        with tempfile.TemporaryDirectory() as cache, mock.patch.object(StepPlanner, "costs", timed):
+            Contender(model, size, device, mode, f"recoup={ROOM}").profile(cache)
+        print(f"{model:10} {mode}: operators measured in {sum(taken):.1f} s", flush=True)
+        torch.compiler.reset()
+    print(_where(), flush=True)
 
 
 @main.command()

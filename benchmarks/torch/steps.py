@@ -16,6 +16,7 @@ import recoup
 from recoup.torch.memory import measure_peak
 from recoup.torch.models import Example, example
 from recoup.torch.settings import Mode
+from recoup.torch.store import Where
 from recoup.torch.workload import checkpoint_blocks
 
 GIB = 2**30
@@ -93,13 +94,13 @@ class Contender:
         predicted = max((plan.peak_bytes for plan in recoup.plans(made.model)), default=None)
         return Measured(**(found.data() | {"budget_bytes": int(value), "predicted_bytes": predicted}))
 
-    def profile(self) -> None:
+    def profile(self, cache: Where = True) -> None:
         """Measure the model's ops, so that every budget is planned from the same numbers, taken undisturbed."""
         torch.manual_seed(0)
         made = example(self.model, self.size, device=self.device)  # type: ignore[arg-type]
         with self._autocast():
             try:
-                recoup.plan(made.model, made.inputs, 0.5, compile=self.mode, planner="checkpoint-all")
+                recoup.plan(made.model, made.inputs, 0.5, compile=self.mode, planner="checkpoint-all", cache=cache)
             except recoup.BudgetError:
                 return  # no plan was wanted
 

@@ -145,7 +145,7 @@ def test_a_plan_is_compiled_once_and_has_the_peak_that_was_measured(tmp_path, mo
     model = blocks()
     recoup.optimize(model, budget=BUDGET, cache=tmp_path, **COMPILED)
     run(model, torch.randn(1024, 32), steps=1)
-    assert len(asked) == compiled.MORE_ATTEMPTS
+    assert len(asked) == compiled.MOST_ATTEMPTS
     assert len(tried) == asked.count(False) + 1
     plan = recoup.plans(model)[0]
     for more in (-4096, 0, 4096):
@@ -185,6 +185,14 @@ def test_corrections_grow_where_the_peak_does_not_see_them():
     assert tried == [0, 4, 11, 24]
 
 
+def test_corrections_stay_below_what_was_refused():
+    corrections = Corrections()
+    assert corrections.refused(0, 40) == 20
+    assert corrections.next(20, 30, fits=False, margin=3) == 30
+    assert corrections.refused(20, 30) == 25
+    assert corrections.next(25, 1, fits=False, margin=1) == 28
+
+
 def train(model, made) -> tuple[list[float], list[torch.Tensor]]:
     """Losses of three steps, the last over two batches; what is left of gradients and buffers."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
@@ -206,23 +214,37 @@ def train(model, made) -> tuple[list[float], list[torch.Tensor]]:
 def doubled(made: Example) -> Example:
     """The same step in float64."""
     inputs = [tensor.double() if tensor.is_floating_point() else tensor for tensor in made.inputs]
-    return replace(made, model=made.model.double(), inputs=tuple(inputs))
+    return replace(made, model=copy.deepcopy(made.model).double(), inputs=tuple(inputs))
+
+
+def draws(model: nn.Module) -> bool:
+    """Whether random numbers are drawn, which are others in float64."""
+    return any(isinstance(module, nn.Dropout | nn.Dropout2d) and module.p > 0 for module in model.modules())
+
+
+def well_conditioned(model: nn.Module) -> nn.Module:
+    """Small and untrained, these networks have channels that hardly vary, and batch norm then amplifies rounding: after
+    three steps the gradients of the plain step in float32 are off by their norm (ResNet-50, MobileNet), and comparing
+    would say nothing. With a larger eps they are not."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eps = 0.1
+    return model
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("share", [1.0, 0.8, 0.6])
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_as_plain_compiled(tmp_path, name, share):
-    """``share`` is of the way from what is resident to the plain compiled step's measured peak, or what is feasible.
-
-    In float64: a deep network with batch norm, small and untrained, is chaotic. In float32 the plain step's own
-    gradients are off by their norm after three steps (ResNet-50, MobileNet), so that a comparison would say nothing.
-    """
+    """``share`` is of the way from what is resident to the plain compiled step's measured peak, or what is feasible."""
     torch.manual_seed(0)
-    made = doubled(example(name, batch=BATCH))
-    plain = copy.deepcopy(made.model)
+    made = example(name, batch=BATCH)
+    plain = copy.deepcopy(well_conditioned(made.model))
     plain.compile()
     theirs = train(plain, made)
+    exact = theirs[1]
+    if not draws(made.model):
+        exact = train(doubled(made).model, doubled(made))[1]
     resident = resident_bytes(CPU)
     peak = measure_peak(lambda: made.loss(plain(*made.inputs)).backward(), CPU)
     parameters = sum(parameter.numel() * parameter.element_size() for parameter in made.model.parameters())
@@ -236,6 +258,9 @@ def test_every_model_as_plain_compiled(tmp_path, name, share):
             break
         except recoup.BudgetError:
             budget = int(1.15 * budget)
-    assert ours[0] == pytest.approx(theirs[0], rel=1e-7)
-    torch.testing.assert_close(ours[1], theirs[1])
+    assert share > 0.6 or repeats(model) > 0
+    assert ours[0] == pytest.approx(theirs[0], rel=1e-4)
+    for mine, yours, true in zip(ours[1], theirs[1], exact, strict=True):
+        rounding = 2 * (yours - true).double().norm()  # how PyTorch's own benchmarks judge Inductor
+        assert (mine - true).double().norm() <= rounding + 1e-3 * true.double().norm() + 1e-6
     assert measure_peak(lambda: made.loss(model(*made.inputs)).backward(), CPU) <= budget

@@ -27,8 +27,7 @@ from recoup.torch.split import split
 from recoup.units import format_bytes
 
 ATTEMPTS = 3  # how often a step is compiled to make its measured peak meet the budget well
-MORE_ATTEMPTS = 5  # how often, as long as it leaves much of the budget
-LAST_ATTEMPT = 6  # how often, as long as it does not meet it at all
+MOST_ATTEMPTS = 6  # how often, as long as it does not meet it at all, or leaves much of it
 CLOSE = 0.015  # of the budget: a measured peak this close below it is not worth another compilation
 MUCH = 0.04  # of the budget: left by the best, it may be worth a few more
 MARGIN = 0.003  # of the budget: added to what a measured peak was over the prediction
@@ -120,8 +119,8 @@ def compile_step(
     plainly, over, budget, planned = planner.may_be_plain, 0, 0, 0
     corrections = Corrections()
     known: dict[Steps, _Tried] = {}
-    for attempt in range(LAST_ATTEMPT):
-        if best is not None and attempt >= (ATTEMPTS if best.room < MUCH * budget else MORE_ATTEMPTS):
+    for attempt in range(MOST_ATTEMPTS):
+        if best is not None and best.room < MUCH * budget and attempt >= ATTEMPTS:
             break
         partitioner = _Partitioner(planner, known, correction, plainly, refusal is not None and plainly)
         function = None
@@ -138,9 +137,10 @@ def compile_step(
                 raise
             if plainly and not partitioner.anyway and plain.plan.peak_bytes <= DOUBTFUL * plain.budget:
                 continue
-            if correction is None or correction - planned < MARGIN * plain.budget:
+            refused = partitioner.correction or 0
+            if refused - planned < MARGIN * plain.budget:
                 raise refusal from None
-            correction = (planned + correction) // 2  # the last plan was off by so much; another need not be
+            correction = corrections.refused(planned, refused)
             continue
         planned = partitioner.correction or 0
         step = partitioner.step

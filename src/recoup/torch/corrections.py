@@ -13,8 +13,14 @@ class Corrections:
 
     def __init__(self) -> None:
         self._misses = 0
+        self._refused: int | None = None
         self._too_low: int | None = None
         self._enough: int | None = None
+
+    def refused(self, planned: int, correction: int) -> int:
+        """With ``correction`` there is no plan: the last plan was off by so much, another need not be."""
+        self._refused = correction if self._refused is None else min(self._refused, correction)
+        return (planned + self._refused) // 2
 
     def next(self, planned: int, error: int, fits: bool, margin: int) -> int | None:
         """With ``planned``, the peak was ``error`` bytes above the prediction; None if nothing new is left to try."""
@@ -25,7 +31,7 @@ class Corrections:
             self._misses += 1
         guess = planned + error + (0 if fits else margin * 2 ** (self._misses - 1))
         if self._enough is None:
-            return guess
+            return guess if self._refused is None or guess < self._refused else (planned + self._refused) // 2
         if self._too_low is None:
             return guess if self._enough - guess > margin else None
         if self._enough - self._too_low <= margin:

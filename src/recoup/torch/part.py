@@ -45,7 +45,7 @@ class Part:
         self.session = session
         self.module = module
         self.ends_early = graph_break(module)
-        self.share_later = 0.5 if self.ends_early else 0.0
+        self.share_later = 0.5 if self.ends_early and not session.only_plan else 0.0
         """Share of the memory above the resident part that is left to parts that run after this one."""
         self.variants: dict[Any, list[Variant]] = {}
         self.current: Variant | None = None

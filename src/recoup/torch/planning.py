@@ -194,8 +194,10 @@ class StepPlanner:
             gap=settings.gap,
             progress=self.reporter.searched,
         )
-        in_vain = solution.schedule is None and solution.method == "optimal"  # who asked for another wants its answer
-        if in_vain and (solution.smallest_budget or limit + 1) <= limit:
+        in_vain = solution.schedule is None and (solution.smallest_budget or limit + 1) <= limit
+        if in_vain and solution.method != "optimal":
+            return None, f"{solution.method} finds nothing that fits; planner='auto' does"
+        if in_vain:
             solution = replace(solve(graph, None, "min-memory", time_limit=SMALLEST_BUDGET_SECONDS), budget_bytes=limit)
         if solution.schedule is None or (solution.peak_bytes or 0) > limit:
             return None, solution.why()

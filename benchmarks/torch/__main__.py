@@ -9,8 +9,8 @@
 ``truth`` trains within each budget in a process that is limited to the budget and 5 % more, and compares the predicted
 peak with the allocator's. ``curve`` measures steps side by side: plain, with a checkpoint on every block, with
 PyTorch's own knob, and planned by recoup at each budget. ``overhead`` gives recoup room for everything, and prints what
-its step takes of the plain one's time. ``profile`` prints how long measuring the operators takes. Each contender has a
-process of its own; they get ready beside each other, and are measured one after the other. ``dtr`` runs whole training
+its step takes of the plain one's time. Each contender has a process of its own; they get ready beside each other, and
+are measured one after the other. ``profile`` prints how long measuring the operators takes. ``dtr`` runs whole training
 steps under the online runtime, at shares of the plain step's peak.
 """
 
@@ -31,6 +31,7 @@ from benchmarks import machine
 from benchmarks.torch.online import runs
 from benchmarks.torch.steps import ROOM, SLACK, Contender, Measured, limit_process
 from benchmarks.torch.turns import in_turns, wait_for_turn
+from recoup.torch.costs import Cost
 from recoup.torch.planning import StepPlanner
 from recoup.torch.settings import Mode
 from recoup.units import parse_bytes
@@ -125,18 +126,21 @@ def profile(models: tuple[str, ...], size: str, device: torch.device, mode: Mode
     torch.backends.cudnn.benchmark = try_algorithms
     measure = StepPlanner.costs
     taken: list[float] = []
+    known: dict[str, Cost] = {}
 
-    def timed(*args: Any) -> Any:
+    def timed(*args: Any) -> dict[str, Cost]:
         start = time.perf_counter()
         costs = measure(*args)
         taken.append(time.perf_counter() - start)
+        known.update(costs)
         return costs
 
     for model in models:
         taken.clear()
+        known.clear()
         with tempfile.TemporaryDirectory() as cache, mock.patch.object(StepPlanner, "costs", timed):
             Contender(model, size, device, mode, f"recoup={ROOM}").profile(cache)
-        print(f"{model:10} {mode}: operators measured in {sum(taken):.1f} s", flush=True)
+        print(f"{model:10} {mode}: {len(known)} distinct operators measured in {sum(taken):.1f} s", flush=True)
         torch.compiler.reset()
     print(_where(), flush=True)
 

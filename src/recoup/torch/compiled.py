@@ -140,7 +140,7 @@ def compile_step(
             refused = partitioner.correction or 0
             if refused - planned < MARGIN * plain.budget:
                 raise refusal from None
-            correction = corrections.refused(planned, refused)
+            correction, plainly = corrections.refused(planned, refused), False
             continue
         planned = partitioner.correction or 0
         step = partitioner.step

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 BUDGET = 0.75
 CPU = torch.device("cpu")
+NOTHING = 1e-5  # torch.testing's for float32: a bias before batch norm has a gradient of zero, but for rounding
 BATCH = 32  # so that activations outweigh parameters
 COMPILED = {**QUICK, "compile": "inductor"}
 
@@ -262,5 +263,5 @@ def test_every_model_as_plain_compiled(tmp_path, name, share):
     assert ours[0] == pytest.approx(theirs[0], rel=1e-4)
     for mine, yours, true in zip(ours[1], theirs[1], exact, strict=True):
         rounding = 2 * (yours - true).double().norm()  # how PyTorch's own benchmarks judge Inductor
-        assert (mine - true).double().norm() <= rounding + 1e-3 * true.double().norm() + 1e-6
+        assert (mine - true).double().norm() <= rounding + 1e-3 * true.double().norm() + NOTHING
     assert measure_peak(lambda: made.loss(model(*made.inputs)).backward(), CPU) <= budget

@@ -19,8 +19,8 @@ class Corrections:
 
     def refused(self, planned: int, correction: int) -> int:
         """With ``correction`` there is no plan: the last plan was off by so much, another need not be."""
-        self._refused = correction if self._refused is None else min(self._refused, correction)
-        return (planned + self._refused) // 2
+        self._refused = correction  # each below the one before, since no guess reaches what was refused
+        return (planned + correction) // 2
 
     def next(self, planned: int, error: int, fits: bool, margin: int) -> int | None:
         """With ``planned``, the peak was ``error`` bytes above the prediction; None if nothing new is left to try."""

@@ -16,6 +16,7 @@ from recoup.torch.costs import Cost
 from recoup.torch.internals import compile_joint
 from recoup.torch.joint import read_joint
 from recoup.torch.rewrite import order_products, split_convolutions
+from recoup.torch.rng import EAGER
 from recoup.torch.split import split
 from recoup.torch.step import step_graph
 from tests.torch_helpers import assert_same
@@ -118,7 +119,7 @@ def joint_step(function, inputs, choose, seen):
         graph = step_graph(joint, {op.id: Cost(1.0) for op in joint.ops}, torch.device("cpu"), 0)
         steps = choose(graph)
         seen.append((len(steps), len(graph.ops)))
-        return split(joint, steps)
+        return split(joint, steps, EAGER)
 
     captured = []
 

@@ -23,6 +23,7 @@ from recoup.torch.joint import read_joint
 from recoup.torch.memory import measure_peak
 from recoup.torch.planning import StepPlan, StepPlanner
 from recoup.torch.rewrite import order_products, split_convolutions
+from recoup.torch.rng import INDUCTOR
 from recoup.torch.split import split
 from recoup.units import format_bytes
 
@@ -81,7 +82,7 @@ class _Partitioner:
         self.steps = tuple(str(step) for step in self.step.plan.schedule.steps())
         if self.steps in self.known:
             raise _IsKnown
-        return split(joint, self.steps)
+        return split(joint, self.steps, INDUCTOR)
 
     def _costs(self, joint: Any) -> Any:
         store = self.planner.store

@@ -12,6 +12,7 @@ from recoup.torch.internals import compile_joint
 from recoup.torch.joint import read_joint
 from recoup.torch.planning import StepPlan, StepPlanner
 from recoup.torch.rewrite import order_products, split_convolutions, use_best_batch_norm
+from recoup.torch.rng import EAGER
 from recoup.torch.split import split
 
 
@@ -31,7 +32,7 @@ def compile_step(
             measured = planner.costs([op.node for op in joint.ops])
             step = planner.plan(joint, {op.id: measured[signature(op.node)] for op in joint.ops})
         made.append(step)
-        return split(joint, [str(step) for step in made[0].plan.schedule.steps()])
+        return split(joint, [str(step) for step in made[0].plan.schedule.steps()], EAGER)
 
     function = compile_joint(module, args, partition)
     return function, made[0] if made else None

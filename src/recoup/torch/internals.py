@@ -21,6 +21,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.virtualized import V
+from torch._prims import rng_prims
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch.fx.graph import _BoxedCodeGen
 from torch.utils._python_dispatch import _disable_current_modes
@@ -28,6 +29,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from recoup.errors import CaptureError
 
 UNTRACEABLE = (DataDependentOutputException, DynamicOutputShapeException)  # what depends on numbers in a tensor
+RUN_AND_SAVE_STATE = rng_prims.run_and_save_rng_state  # (op, *args): the generator's state before, and the result
+RUN_WITH_STATE = rng_prims.run_with_rng_state  # (state, op, *args): the result; both for the current device
 Partition = Callable[[fx.GraphModule, int], tuple[fx.GraphModule, fx.GraphModule] | None]
 
 
@@ -155,10 +158,15 @@ def is_random(node: fx.Node) -> bool:
 
 
 def is_once(node: fx.Node) -> bool:
-    """Whether the node must not run again: communication, effects, anything that is not a pure function."""
+    """Whether the node must not run again: communication, effects, anything that is not a pure function.
+
+    So must the seeds of Inductor's random numbers, which are drawn for the whole step in one op that has no input.
+    """
     target = node.target
     if target is operator.getitem:
         return False
+    if target is torch.ops.prims.inductor_seeds.default:
+        return True
     namespace = getattr(target, "namespace", "")
     if namespace in ("_c10d_functional", "c10d_functional", "c10d", "_dtensor", "symm_mem"):
         return True

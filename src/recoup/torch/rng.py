@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from recoup.torch.internals import RUN_AND_SAVE_STATE, RUN_WITH_STATE
 
 CPU_STATE_BYTES = torch.get_rng_state().numel()
 
@@ -42,3 +45,16 @@ def _set(device: torch.device, state: torch.Tensor) -> None:
         torch.set_rng_state(state)
     else:
         torch.cuda.set_rng_state(state, device)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """How a graph says it: ``first(op, *args)`` is a state and a result, ``again(state, op, *args)`` the result."""
+
+    first: Callable[..., Any]
+    again: Callable[..., Any]
+
+
+EAGER = Replay(run_first, run_again)
+INDUCTOR = Replay(RUN_AND_SAVE_STATE, RUN_WITH_STATE)
+"""PyTorch's own, which Inductor can call. They are for the current device, which is the right one in its code."""

@@ -19,11 +19,14 @@ from recoup.torch.costs import tensors_of
 from recoup.torch.fusion import is_fused_kernel
 from recoup.torch.internals import keep_place
 from recoup.torch.joint import ARRIVAL, Joint, JointOp
-from recoup.torch.rng import CPU_STATE_BYTES, run_again, run_first
+from recoup.torch.rng import CPU_STATE_BYTES, Replay
 
 
-def split(joint: Joint, steps: Sequence[str]) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """The forward and the backward that run ``steps`` (op ids, with :data:`ARRIVAL` where the backward begins)."""
+def split(joint: Joint, steps: Sequence[str], replay: Replay) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The forward and the backward that run ``steps`` (op ids, with :data:`ARRIVAL` where the backward begins).
+
+    Random ops that run more than once do so through ``replay``.
+    """
     ops = {op.id: op for op in joint.ops}
     middle = steps.index(ARRIVAL)
     before, after = [ops[step] for step in steps[:middle]], [ops[step] for step in steps[middle + 1 :]]
@@ -32,13 +35,13 @@ def split(joint: Joint, steps: Sequence[str]) -> tuple[fx.GraphModule, fx.GraphM
     given, tangents = joint.inputs
     done: set[str] = set()
 
-    forward = _Half(joint, fx.Graph(), replayed)
+    forward = _Half(joint, fx.Graph(), replay, replayed)
     forward.take(given)
     forward.run(before, done)
     saved = _crossing(joint, after, done)
     states = [op.id for op in dict.fromkeys(after) if op.id in replayed & done]
 
-    backward = _Half(joint, fx.Graph(), replayed)
+    backward = _Half(joint, fx.Graph(), replay, replayed)
     backward.take(saved)
     for name in states:
         backward.states[name] = backward.graph.placeholder(f"{name}_rng")
@@ -80,6 +83,7 @@ class _Half:
 
     joint: Joint
     graph: fx.Graph
+    replay: Replay
     replayed: set[str]
     at: dict[fx.Node, fx.Node] = field(default_factory=dict)
     states: dict[str, fx.Node] = field(default_factory=dict)
@@ -140,9 +144,9 @@ class _Half:
         target: Any = op.node.target
         args, kwargs = fx.map_arg(op.node.args, read), fx.map_arg(op.node.kwargs, read)
         if op.id in self.states:
-            result = self.graph.call_function(run_again, (self.states[op.id], target, *args), kwargs)
+            result = self.graph.call_function(self.replay.again, (self.states[op.id], target, *args), kwargs)
         else:
-            both = self.graph.call_function(run_first, (target, *args), kwargs)
+            both = self.graph.call_function(self.replay.first, (target, *args), kwargs)
             self.states[op.id] = self.graph.call_function(operator.getitem, (both, 0))
             self.states[op.id].meta["val"] = _fake_state(op.node)
             result = self.graph.call_function(operator.getitem, (both, 1))

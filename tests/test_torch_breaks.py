@@ -96,6 +96,28 @@ class TestBreaks:
         with pytest.raises(recoup.CaptureError, match="captured nothing of this step"):
             function(torch.randn(3, requires_grad=True))
 
+    def test_a_break_before_anything_is_captured(self, cache):
+        model = net()
+
+        @torch.compiler.disable
+        def hidden(x):
+            return model(x)
+
+        def loss(x):
+            return hidden(x).square().sum()
+
+        here = f"{Path(__file__).name}:{loss.__code__.co_firstlineno + 1}"
+        planned = recoup.optimize(loss, budget=1.0, cache=cache, **QUICK)
+        with pytest.warns(RecoupWarning, match=f"what runs here is not planned: .* at .*{here}") as caught:
+            planned(images()).backward()
+        assert [one.category for one in caught].count(RecoupWarning) == 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            planned(images()).backward()
+        torch.compiler.reset()
+        with pytest.raises(recoup.CaptureError, match=f"captured in parts: .*{here}"):
+            recoup.plan(loss, images(), 1.0, cache=cache, **QUICK)
+
     def test_a_model_with_a_python_side_effect(self, cache):
         class Counts(nn.Module):
             def __init__(self):

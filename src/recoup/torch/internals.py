@@ -9,11 +9,15 @@ import copy
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo.output_graph import GraphCompileReason
+from torch._dynamo.utils import graph_break_reasons
 from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import get_default_op_list, min_cut_rematerialization_partition
@@ -66,13 +70,40 @@ def compile_dynamo(function: Callable[..., Any], backend: Callable[..., Any]) ->
     return call
 
 
-def graph_break(module: fx.GraphModule) -> str | None:
-    """Where and why Dynamo ended this part of the program early, or None if it did not."""
+@dataclass(frozen=True)
+class Break:
+    """Why Dynamo stopped capturing the program for a while, and where in the user's code."""
+
+    reason: str
+    where: str
+
+    def __str__(self) -> str:
+        return f"{self.reason} at {self.where}"
+
+
+def graph_break(module: fx.GraphModule) -> Break | None:
+    """What ended this part of the program early, if anything did."""
     reason = getattr(module, "compile_subgraph_reason", None)
-    if reason is None or not reason.graph_break:
-        return None
-    where = f" at {reason.user_stack[-1].filename}:{reason.user_stack[-1].lineno}" if reason.user_stack else ""
-    return f"{str(reason.reason).splitlines()[0]}{where}"
+    return None if reason is None or not reason.graph_break else _break(reason)
+
+
+def count_breaks() -> int:
+    """How many there were in this process; :func:`breaks_since` says which."""
+    return len(graph_break_reasons)
+
+
+def breaks_since(count: int) -> list[Break]:
+    """Those that Dynamo came upon since it had come upon ``count``, also where no part ends: it was not capturing."""
+    return [_break(reason) for reason in graph_break_reasons[count:]]
+
+
+def _break(reason: GraphCompileReason) -> Break:
+    files = [f"{frame.filename}:{frame.lineno}" for frame in reason.user_stack]
+    own = [file for file in files if not file.startswith(_NOT_THE_USERS)]
+    return Break(str(reason.reason).splitlines()[0], (own or files or ["an unknown place"])[-1])
+
+
+_NOT_THE_USERS = (str(Path(torch.__file__).parent), __file__)
 
 
 def compile_joint(module: fx.GraphModule, args: Sequence[Any], partition: Partition) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ from torch import fx, nn
 
 from recoup.errors import CaptureError, RecoupError
 from recoup.planfile import Plan
-from recoup.torch.internals import compile_dynamo
+from recoup.torch.internals import breaks_since, compile_dynamo, count_breaks
 from recoup.torch.part import Part, Planned
 from recoup.torch.session import Session
 from recoup.torch.settings import Mode, Settings, given_plan
@@ -83,15 +83,17 @@ def _planned(function: Callable[..., Any], session: Session) -> Callable[..., An
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return function(*args, **kwargs)
         session.begin()
+        before = count_breaks()
         try:
             result = compiled(*args, **kwargs)
         except RecoupError as problem:
             raise problem.with_traceback(None) from None  # the way through Dynamo says nothing to the user
+        finally:
+            for one in breaks_since(before):
+                session.note_break(one, "the program is not captured here, and what runs here is not planned")
         if session.calls == 0:
-            raise CaptureError(
-                "torch.compile captured nothing of this step, so it ran unplanned; "
-                "torch.compile(..., fullgraph=True) says where capturing stops"
-            )
+            why = _listed(session) or "torch.compile(..., fullgraph=True) says where capturing stops"
+            raise CaptureError(f"torch.compile captured nothing of this step, so it ran unplanned: {why}")
         return result
 
     setattr(planned, _SESSION, session)
@@ -131,8 +133,15 @@ def plan(target: Callable[..., Any], inputs: Any, budget: Budget, *, estimate: b
     try:
         _planned(function, session)(*args, **kwargs)
     except Planned as done:
+        if session.breaks:
+            why = f"a plan holds one graph, and this program is captured in parts: {_listed(session)}"
+            raise CaptureError(why) from None
         return done.plan
     raise CaptureError("nothing in this step needs a gradient, so there is nothing to plan")
+
+
+def _listed(session: Session) -> str:
+    return "; ".join(map(str, session.breaks.values()))
 
 
 def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from recoup.errors import CaptureError
 from recoup.judge import simulate
 from recoup.planfile import Plan
 from recoup.schedule import Schedule
@@ -52,7 +51,7 @@ class Part:
         self._device: torch.device | None = None
         self._dynamic = _dynamic_positions(module)
         if self.ends_early:
-            session.note(f"the program is planned in parts; one ends here: {self.ends_early}")
+            session.note_break(self.ends_early, "the program is planned in parts; one ends here")
 
     def __call__(self, *args: Any) -> Any:
         """Run this part by its plan."""
@@ -114,8 +113,6 @@ class Part:
         if step is None:
             return Variant(function, 2**62, None)
         if session.only_plan:
-            if self.ends_early:
-                raise CaptureError(f"a plan holds one graph, and this program is captured in parts: {self.ends_early}")
             raise Planned(step.plan)
         known.append(step)
         return Variant(function, step.resident, step.plan)

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from recoup.torch.internals import Break
 from recoup.torch.memory import automatic_budget, live_bytes, resident_bytes
 from recoup.torch.settings import Mode, Settings
 from recoup.torch.store import Store
@@ -47,6 +48,8 @@ class Session:
     parts: list[Part] = field(default_factory=list)
     ran: list[Part] = field(default_factory=list)
     """The parts that ran forward in the current call, in order."""
+    breaks: dict[str, Break] = field(default_factory=dict)
+    """What was not captured, by where it is."""
     known: dict[torch.device, list[StepPlan]] = field(default_factory=dict)
     """Every plan made so far, by device."""
     _store: Store | None = None
@@ -102,6 +105,12 @@ class Session:
         if self._scanned is None or self._scanned[0] != token:
             self._scanned = (token, resident_bytes(device))
         return self._scanned[1]
+
+    def note_break(self, one: Break, what: str) -> None:
+        """Tell the user ``what`` this break means, once for each place."""
+        if one.where not in self.breaks:
+            self.breaks[one.where] = one
+            self.note(f"{what}: {one}")
 
     def note(self, text: str) -> None:
         """Tell the user once."""

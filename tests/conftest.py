@@ -21,13 +21,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What is marked ``gpu`` needs one."""
+    if item.get_closest_marker("gpu"):
+        import torch  # here, since the core's tests run without it
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """One thread, so that sums are in one order, and nothing left over from another test.
 
     Small tensors gain nothing from more, and on a busy machine every operator waits for the slowest thread.
     """
-    import torch  # here, since the core's tests run without it
+    import torch
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -12,7 +12,6 @@ from tests.torch_helpers import repeats
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     pytest.mark.usefixtures("one_thread"),
 ]
 

@@ -263,7 +263,7 @@ def test_every_model_as_plain_compiled(tmp_path, name, share):
             break
         except recoup.BudgetError:
             budget = int(1.15 * budget)
-    assert share > 0.6 or repeats(model) > 0 or budget > first
+    assert share > 0.6 or repeats(model) > 0 or budget > first  # VGG: one convolution's backward is nearly all
     assert ours[0] == pytest.approx(theirs[0], rel=1e-4)
     for mine, yours, true in zip(ours[1], theirs[1], exact, strict=True):
         rounding = 2 * (yours - true).double().norm()  # how PyTorch's own benchmarks judge Inductor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._inductor import config as inductor_config
 from torch.nn import functional
 
 from recoup.torch.fusion import folded_nodes
@@ -21,8 +22,8 @@ def counts(x):
 
 
 def dropped(x):
-    """All of Inductor's own random numbers are made from seeds, which are drawn once."""
-    return functional.dropout(x @ x.T, 0.5).tanh()
+    """Read by nothing but pointwise ops."""
+    return x + functional.dropout(x @ x.T, 0.5).tanh()
 
 
 def attention(x):
@@ -32,13 +33,16 @@ def attention(x):
 
 
 def step(function, x, *, again):
-    """Result, gradient and the generator's next number; ``again`` runs every forward op once more in the backward."""
+    """Result, gradient, the generator's next number, and what drew twice: ``again`` runs every forward op once more in
+    the backward; else PyTorch's own partitioner splits the step."""
     replayed = []
 
     def partition(traced, outputs):
+        if not again:
+            return None
         joint = read_joint(traced, outputs, folded_nodes(traced))
         forward = [op for op in joint.ops if op.phase == "forward"]
-        repeated = [op for op in forward if again and not op.once]
+        repeated = [op for op in forward if not op.once]
         replayed.extend(op.id for op in repeated if op.random)
         backward = [op.id for op in joint.ops if op.phase == "backward"]
         return split(joint, [*(op.id for op in forward), ARRIVAL, *(op.id for op in repeated), *backward], INDUCTOR)
@@ -64,8 +68,13 @@ def test_what_inductor_calls_draws_the_same_again():
     check(counts, torch.randn(64, 64, requires_grad=True))
 
 
-def test_seeds_are_drawn_once():
+def test_seeds_of_inductors_own_are_drawn_once():
     check(dropped, torch.randn(64, 64, requires_grad=True), count=0)
+
+
+def test_pytorchs_own_where_the_user_wants_them():
+    with inductor_config.patch(fallback_random=True):
+        check(dropped, torch.randn(64, 64, requires_grad=True))
 
 
 @pytest.mark.gpu

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import operator
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -93,17 +94,22 @@ def count_breaks() -> int:
 
 
 def breaks_since(count: int) -> list[Break]:
-    """Those that Dynamo came upon since it had come upon ``count``, also where no part ends: it was not capturing."""
+    """Those that Dynamo came upon since it had come upon ``count``, also where no part ends: it was not capturing.
+
+    Whatever is being compiled at the time counts: in other threads, or by an operator that compiles something itself.
+    """
     return [_break(reason) for reason in graph_break_reasons[count:]]
 
 
 def _break(reason: GraphCompileReason) -> Break:
     files = [f"{frame.filename}:{frame.lineno}" for frame in reason.user_stack]
-    own = [file for file in files if not file.startswith(_NOT_THE_USERS)]
-    return Break(str(reason.reason).splitlines()[0], (own or files or ["an unknown place"])[-1])
+    files = [file for file in files if not file.startswith(_RECOUP)]
+    own = [file for file in files if not file.startswith(_TORCH)]
+    return Break(str(reason.reason).splitlines()[0], (own or files or ["its beginning"])[-1])
 
 
-_NOT_THE_USERS = (str(Path(torch.__file__).parent), __file__)
+_RECOUP = str(Path(__file__).parents[1]) + os.sep
+_TORCH = str(Path(torch.__file__).parent) + os.sep
 
 
 def compile_joint(module: fx.GraphModule, args: Sequence[Any], partition: Partition) -> Callable[..., Any]:
@@ -191,12 +197,12 @@ def is_random(node: fx.Node) -> bool:
 def is_once(node: fx.Node) -> bool:
     """Whether the node must not run again: communication, effects, anything that is not a pure function.
 
-    So must the seeds of Inductor's random numbers, which are drawn for the whole step in one op that has no input.
+    Nor may the seeds of Inductor's random numbers, which are drawn for the whole step in one op without inputs.
     """
     target = node.target
     if target is operator.getitem:
         return False
-    if target is torch.ops.prims.inductor_seeds.default:
+    if _packet_name(node) in ("inductor_seeds", "inductor_rand_eager_offsets"):
         return True
     namespace = getattr(target, "namespace", "")
     if namespace in ("_c10d_functional", "c10d_functional", "c10d", "_dtensor", "symm_mem"):
@@ -208,8 +214,11 @@ def is_once(node: fx.Node) -> bool:
 def _differs_each_time(node: fx.Node) -> bool:
     """Whether a second run may differ in the last bits: ops that add with atomics on CUDA."""
     value = node.meta.get("val")
-    name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
-    return isinstance(value, torch.Tensor) and value.device.type == "cuda" and name in _ATOMIC
+    return isinstance(value, torch.Tensor) and value.device.type == "cuda" and _packet_name(node) in _ATOMIC
+
+
+def _packet_name(node: fx.Node) -> str:
+    return str(getattr(getattr(node.target, "overloadpacket", None), "__name__", ""))
 
 
 _ATOMIC = {"scatter_add", "scatter_reduce", "index_add", "index_put", "_unsafe_index_put", "put", "cumsum"}
@@ -224,8 +233,12 @@ def _fusible_packets() -> frozenset[Any]:
 
 
 def is_fusible(node: fx.Node) -> bool:
-    """Whether Inductor generates the node's code inside the kernel that reads it."""
-    return getattr(node.target, "overloadpacket", node.target) in _fusible_packets()
+    """Whether Inductor generates the node's code inside the kernel that reads it.
+
+    With ``fallback_random`` PyTorch's own random ops are left, which PyTorch takes for fusible, too: a second kernel
+    that reads one would draw other numbers.
+    """
+    return getattr(node.target, "overloadpacket", node.target) in _fusible_packets() and not is_random(node)
 
 
 def is_generated(node: fx.Node) -> bool:

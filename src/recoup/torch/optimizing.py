@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from recoup.errors import CaptureError, RecoupError
 from recoup.planfile import Plan
 from recoup.torch.internals import breaks_since, compile_dynamo, count_breaks
 from recoup.torch.part import Part, Planned
-from recoup.torch.session import Session
+from recoup.torch.session import RecoupWarning, Session
 from recoup.torch.settings import Mode, Settings, given_plan
 from recoup.torch.store import Where
 from recoup.units import Budget
@@ -86,11 +87,13 @@ def _planned(function: Callable[..., Any], session: Session) -> Callable[..., An
         before = count_breaks()
         try:
             result = compiled(*args, **kwargs)
-        except RecoupError as problem:
-            raise problem.with_traceback(None) from None  # the way through Dynamo says nothing to the user
-        finally:
-            for one in breaks_since(before):
-                session.note_break(one, "the program is not captured here, and what runs here is not planned")
+        except BaseException as problem:
+            with suppress(RecoupWarning):  # as an error it would hide the problem
+                session.note_breaks(breaks_since(before))
+            if isinstance(problem, RecoupError):
+                raise problem.with_traceback(None) from None  # the way through Dynamo says nothing to the user
+            raise
+        session.note_breaks(breaks_since(before))
         if session.calls == 0:
             why = _listed(session) or "torch.compile(..., fullgraph=True) says where capturing stops"
             raise CaptureError(f"torch.compile captured nothing of this step, so it ran unplanned: {why}")
@@ -134,7 +137,7 @@ def plan(target: Callable[..., Any], inputs: Any, budget: Budget, *, estimate: b
         _planned(function, session)(*args, **kwargs)
     except Planned as done:
         if session.breaks:
-            why = f"a plan holds one graph, and this program is captured in parts: {_listed(session)}"
+            why = f"a plan holds one graph, and this program is not captured whole: {_listed(session)}"
             raise CaptureError(why) from None
         return done.plan
     raise CaptureError("nothing in this step needs a gradient, so there is nothing to plan")

@@ -51,7 +51,7 @@ class Part:
         self._device: torch.device | None = None
         self._dynamic = _dynamic_positions(module)
         if self.ends_early:
-            session.note_break(self.ends_early, "the program is planned in parts; one ends here")
+            session.note_breaks([self.ends_early], "the program is planned in parts; one ends here")
 
     def __call__(self, *args: Any) -> Any:
         """Run this part by its plan."""

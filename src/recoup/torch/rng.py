@@ -57,4 +57,4 @@ class Replay:
 
 EAGER = Replay(run_first, run_again)
 INDUCTOR = Replay(RUN_AND_SAVE_STATE, RUN_WITH_STATE)
-"""PyTorch's own, which Inductor can call. They are for the current device, which is the right one in its code."""
+"""PyTorch's own, which Inductor can call. They are for the current device; in the backward autograd sees to that."""

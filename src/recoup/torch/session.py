@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -106,11 +106,16 @@ class Session:
             self._scanned = (token, resident_bytes(device))
         return self._scanned[1]
 
-    def note_break(self, one: Break, what: str) -> None:
-        """Tell the user ``what`` this break means, once for each place."""
-        if one.where not in self.breaks:
-            self.breaks[one.where] = one
-            self.note(f"{what}: {one}")
+    def note_breaks(
+        self,
+        breaks: Iterable[Break],
+        what: str = "the program is not captured here, and what runs here is not planned",
+    ) -> None:
+        """Tell the user ``what`` these mean, once for each place."""
+        for one in breaks:
+            if one.where not in self.breaks:
+                self.breaks[one.where] = one
+                self.note(f"{what}: {one}")
 
     def note(self, text: str) -> None:
         """Tell the user once."""

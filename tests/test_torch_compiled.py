@@ -16,7 +16,7 @@ from recoup.torch.compiled import _as_measured
 from recoup.torch.corrections import Corrections
 from recoup.torch.memory import measure_peak, resident_bytes
 from recoup.torch.models import MODELS, Example, example
-from tests.torch_helpers import QUICK, repeats
+from tests.torch_helpers import QUICK, repeats, well_conditioned
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -221,16 +221,6 @@ def doubled(made: Example) -> Example:
 def draws(model: nn.Module) -> bool:
     """Whether random numbers are drawn, which are others in float64."""
     return any(isinstance(module, nn.Dropout | nn.Dropout2d) and module.p > 0 for module in model.modules())
-
-
-def well_conditioned(model: nn.Module) -> nn.Module:
-    """Small and untrained, these networks have channels that hardly vary, and batch norm then amplifies rounding: after
-    three steps the gradients of the plain step in float32 are off by their norm (ResNet-50, MobileNet), and comparing
-    would say nothing. With a larger eps they are not."""
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.eps = 0.1
-    return model
 
 
 @pytest.mark.full

@@ -8,7 +8,7 @@ import torch
 import recoup
 from recoup.torch.memory import measure_peak
 from recoup.torch.models import DenseNet, ResNet, UNet, ViT
-from tests.torch_helpers import repeats
+from tests.torch_helpers import repeats, well_conditioned
 
 pytestmark = [
     pytest.mark.gpu,
@@ -62,7 +62,7 @@ def test_same_numbers_within_the_budget(monkeypatch, cache, name, mode):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # three digits would hide a mistake
     torch.manual_seed(0)
     make, data = CASES[name]
-    model, x = make().to(CUDA), data().to(CUDA)
+    model, x = well_conditioned(make()).to(CUDA), data().to(CUDA)
     exact = train(copy.deepcopy(model).double(), x.double())[1]
     plain = copy.deepcopy(model)
     if mode == "inductor":
@@ -88,7 +88,7 @@ def test_dtr_same_numbers_within_the_budget(monkeypatch, name):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     torch.manual_seed(0)
     make, data = CASES[name]
-    model, x = make().to(CUDA), data().to(CUDA)
+    model, x = well_conditioned(make()).to(CUDA), data().to(CUDA)
     exact = train(copy.deepcopy(model).double(), x.double())[1]
     plain = copy.deepcopy(model)
     theirs = train(plain, x)

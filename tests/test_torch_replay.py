@@ -56,12 +56,12 @@ def step(function, x, *, again):
     return result, gradient, torch.randn(1, device=x.device), replayed
 
 
-def check(function, x, count=1):
+def check(function, x, count=1, **tolerance):
     expected = step(function, x, again=False)
     found = step(function, x, again=True)
     assert len(found[-1]) == count
     for ours, theirs in zip(found[:3], expected[:3], strict=True):
-        torch.testing.assert_close(ours, theirs)
+        torch.testing.assert_close(ours, theirs, **tolerance)
 
 
 def test_what_inductor_calls_draws_the_same_again():
@@ -78,6 +78,11 @@ def test_pytorchs_own_where_the_user_wants_them():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("function", [counts, attention])
-def test_on_a_gpu_too(function):
-    check(function, torch.randn(64, 64, device="cuda", requires_grad=True))
+def test_on_a_gpu_too():
+    check(counts, torch.randn(64, 64, device="cuda", requires_grad=True))
+
+
+@pytest.mark.gpu
+def test_attention_drops_the_same_again():
+    """Where the two fuse a cast they round differently, by half precision; another mask is off by much more."""
+    check(attention, torch.randn(64, 64, device="cuda", requires_grad=True), rtol=1e-2, atol=1e-2)

@@ -162,3 +162,13 @@ class Wrapped(nn.Module):
 
     def forward(self, x):
         return self.body(x)
+
+
+def well_conditioned(model: nn.Module) -> nn.Module:
+    """Small and untrained, these networks have channels that hardly vary, and batch norm then amplifies rounding: after
+    three steps the gradients of the plain step in float32 are off by their norm (ResNet-50, MobileNet), and comparing
+    would say nothing. With a larger eps they are not."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eps = 0.1
+    return model

@@ -165,6 +165,30 @@ class TestDropIn:
         assert recoup.plans(model)[0].budget_bytes < loose
         assert_same(state(model), state(plain))
 
+    def test_a_function_optimized_twice(self, cache):
+        model = net()
+        twice = recoup.optimize(recoup.optimize(lambda x: model(x).sum(), budget=1.0, cache=cache, **QUICK), budget=1.0)
+        twice(images()).backward()
+        assert len(recoup.plans(twice)) == 1
+
+    def test_a_path_that_computes_nothing(self, cache):
+        class Skips(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(4, 4)
+
+            def forward(self, x, on):
+                return self.layer(x) if on else x
+
+        model, x = recoup.optimize(Skips(), budget=1.0, cache=cache, **QUICK), torch.randn(3, 4)
+        assert model(x, False) is x
+        assert model(x, True).grad_fn is not None
+
+    def test_inside_a_transform(self, cache):
+        function = recoup.optimize(lambda x: x.sin().sum(), budget=1.0, cache=cache, **QUICK)
+        with pytest.raises(recoup.CaptureError, match=r"inside a torch\.func transform .* optimize what applies it"):
+            torch.func.grad(function)(torch.randn(4))
+
     def test_two_models_take_turns(self, cache):
         models = [net(width=6, dropout=0.2), net(width=10, norm=True)]
         plains = copy.deepcopy(models)

@@ -194,3 +194,18 @@ def test_checkpointed_blocks_inside(cache):
             return x
 
     check(Net(), (torch.randn(64, 16),), cache, steps=2, recomputes=False, budget=0.95)
+
+
+def test_ops_whose_integers_and_numbers_must_be_right(cache):
+    """They are measured with made-up ones: wrong offsets write anywhere, and probabilities are between 0 and 1."""
+
+    class Bag(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bag, self.layer = nn.EmbeddingBag(10, 64), nn.Linear(64, 64)
+
+        def forward(self, x):
+            y = self.layer(self.bag(x).tanh()).sigmoid()
+            return functional.binary_cross_entropy(y, torch.bernoulli(y).detach()) * y.sum()
+
+    check(Bag(), (torch.randint(0, 10, (512, 5)),), cache, recomputes=False)

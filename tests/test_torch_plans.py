@@ -175,6 +175,11 @@ class TestFiles:
             model(x)
         assert more.sum() == 1_000_000
 
+    def test_a_budget_below_the_plans_peak(self, saved, cache):
+        model = recoup.optimize(net(), budget=1000, plan=saved[2], cache=cache, **QUICK)
+        with pytest.raises(recoup.BudgetError, match=r"the plan's peak is .*, over the budget of 1000 B"):
+            model(images())
+
     def test_keyword_inputs(self, cache):
         def function(x, *, scale):
             return (x * scale).tanh().sin().sum()
@@ -248,11 +253,12 @@ class TestCache:
         train(model, x, steps=1)
         files = list(tmp_path.iterdir())
         assert len(files) >= 2
-        for file in files:
-            file.write_text("{broken")
-        torch._dynamo.reset()
-        recoup.optimize(model, budget=fraction, cache=tmp_path, **QUICK)
-        train(model, x, steps=1)
+        for text in ("{broken", "[]", '{"costs": [], "rates": 3}', '{"costs": {"a": 1}, "kept": [[]]}'):
+            for file in files:
+                file.write_text(text)
+            torch._dynamo.reset()
+            recoup.optimize(model, budget=fraction, cache=tmp_path, **QUICK)
+            train(model, x, steps=1)
 
     def test_a_cache_that_cannot_be_written(self, tmp_path):
         (tmp_path / "file").write_text("")
@@ -310,8 +316,35 @@ class TestBadInput:
             recoup.optimize(model, budget=1.0, gap=2)
         with pytest.raises(recoup.SettingError, match="reserve=-1: give bytes"):
             recoup.optimize(model, budget=1.0, reserve=-1)
-        with pytest.raises(recoup.BudgetError, match="'much'"):
+        with pytest.raises(recoup.BudgetError, match="'much' is not a budget: give bytes"):
             recoup.optimize(model, budget=1.0, reserve="much")
+
+    @pytest.mark.parametrize(
+        ("setting", "text"),
+        [
+            ({"reserve": 0.5}, "reserve=0.5: give bytes"),
+            ({"reserve": None}, "reserve=None: give bytes"),
+            ({"reserve": True}, "reserve=True: give bytes"),
+            ({"cache": None}, "cache=None: give a folder"),
+            ({"time_limit": "3"}, "time_limit='3' is not a number"),
+            ({"gap": "x"}, "gap='x' is not a number"),
+            ({"plan": {}}, "plan={} is neither a plan"),
+            ({"plan": 3}, "plan=3 is neither a plan"),
+        ],
+    )
+    def test_settings_of_another_type(self, setting, text):
+        with pytest.raises(recoup.RecoupError, match=text):
+            recoup.optimize(nn.Linear(3, 3), budget=1.0, **setting)
+
+    def test_a_plan_to_make_a_plan_of(self):
+        with pytest.raises(recoup.SettingError, match=r"plan= is for recoup\.optimize"):
+            recoup.plan(nn.Linear(3, 3), torch.randn(2, 3), 1.0, plan="x")
+
+    @pytest.mark.parametrize("budget", [0, "0B"])
+    def test_no_bytes_at_all(self, cache, budget):
+        model = recoup.optimize(net(), budget=budget, cache=cache, **QUICK)
+        with pytest.raises(recoup.BudgetError, match="a budget of 0 B is not enough for this step"):
+            model(images())
 
     def test_a_planner_that_finds_nothing_is_not_replaced_by_another(self, cache):
         """A budget that others meet: ``checkpoint-all`` recomputes nothing."""

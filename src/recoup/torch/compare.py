@@ -9,6 +9,7 @@ import torch
 from functorch.compile import config as functorch_config  # type: ignore[import-untyped]
 from torch import nn
 
+from recoup.errors import CaptureError, RecoupError
 from recoup.graph import Graph
 from recoup.torch.arena import Arena, Hidden, Outcome, Row, Say, Source
 from recoup.torch.memory import automatic_budget
@@ -65,16 +66,22 @@ def captured(work: Workload, mode: Mode, verbose: bool | None = None, estimate: 
     torch.manual_seed(SEED)
     # Room for the plain step, and only that is looked for: the graph is then the captured one to the byte.
     budget: Budget = 1.0 if mode == "eager" else 2**50
-    found = plan(
-        work.target(work.model),
-        work.inputs,
-        budget,
-        compile=mode,
-        planner="checkpoint-all",
-        verbose=verbose,
-        estimate=estimate,
-    ).graph
-    return replace(found, name=work.name)
+    try:
+        found = plan(
+            work.target(work.model),
+            work.inputs,
+            budget,
+            compile=mode,
+            planner="checkpoint-all",
+            verbose=verbose,
+            estimate=estimate,
+        )
+    except RecoupError:
+        raise
+    except Exception as problem:
+        what = " ".join(line.strip() for line in str(problem).strip().splitlines()[:2])  # Dynamo's second says why
+        raise CaptureError(f"the step of {work.name} fails: {type(problem).__name__}: {what}") from problem
+    return replace(found.graph, name=work.name)
 
 
 def check_budget(budget: str, device: torch.device) -> int | None:

@@ -22,7 +22,7 @@ from recoup.torch.internals import compile_inductor, written_input
 from recoup.torch.joint import read_joint
 from recoup.torch.memory import measure_peak
 from recoup.torch.planning import StepPlan, StepPlanner
-from recoup.torch.rewrite import order_products, split_convolutions
+from recoup.torch.rewrite import copy_gradients, order_products, split_convolutions
 from recoup.torch.rng import INDUCTOR
 from recoup.torch.split import split
 from recoup.units import format_bytes
@@ -49,6 +49,7 @@ class _Partitioner:
     ``anyway`` whatever the prediction is."""
 
     planner: StepPlanner
+    args: Sequence[Any]
     known: Mapping[Steps, _Tried]
     """Those that were compiled before are not worth it again."""
     correction: int | None
@@ -65,6 +66,7 @@ class _Partitioner:
 
     def __call__(self, traced: fx.GraphModule, outputs: int) -> tuple[fx.GraphModule, fx.GraphModule] | None:
         self.written = {str(target) for node in traced.graph.nodes if (target := written_input(node)) is not None}
+        copy_gradients(traced, outputs, self.args)
         plain = read_joint(traced, outputs, folded_nodes(traced))
         self.step = self.planner.plain(plain, self._costs(plain))
         self.key = f"correction {self.step.plan.graph.fingerprint} {self.step.budget}"
@@ -123,7 +125,7 @@ def compile_step(
     for attempt in range(MOST_ATTEMPTS):
         if best is not None and best.room < MUCH * budget and attempt >= ATTEMPTS:
             break
-        partitioner = _Partitioner(planner, known, correction, plainly, refusal is not None and plainly)
+        partitioner = _Partitioner(planner, args, known, correction, plainly, refusal is not None and plainly)
         function = None
         try:
             function = compile_inductor(module, args, partitioner)
@@ -247,5 +249,4 @@ def _step(function: Callable[..., Any], args: Sequence[Any]) -> None:
         ]
         results = function(*fresh)
         wanted = [result for result in results if isinstance(result, torch.Tensor) and result.requires_grad]
-        sources = [arg for arg in fresh if isinstance(arg, torch.Tensor) and arg.requires_grad]
-        torch.autograd.grad(wanted, sources, [torch.ones_like(result) for result in wanted], allow_unused=True)
+        torch.autograd.backward(wanted, [torch.ones_like(result) for result in wanted])

@@ -6,6 +6,7 @@ Each function says which upstream behaviour it stands on; the tests run on the o
 from __future__ import annotations
 
 import copy
+import itertools
 import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +37,7 @@ from recoup.errors import CaptureError
 UNTRACEABLE = (DataDependentOutputException, DynamicOutputShapeException)  # what depends on numbers in a tensor
 RUN_AND_SAVE_STATE = rng_prims.run_and_save_rng_state  # (op, *args): the generator's state before, and the result
 RUN_WITH_STATE = rng_prims.run_with_rng_state  # (state, op, *args): the result; both for the current device
+_names = itertools.count()
 Partition = Callable[[fx.GraphModule, int], tuple[fx.GraphModule, fx.GraphModule] | None]
 
 
@@ -43,14 +45,16 @@ def compile_dynamo(function: Callable[..., Any], backend: Callable[..., Any]) ->
     """``torch.compile`` with settings that leave no way past the plan.
 
     Dynamo's answer to its limit of recompilations is to run eagerly, which would break the budget without a word; here
-    it is an error. The limit is per code object, so ``function`` gets one of its own. Hooks that a user adds later are
-    noticed, and integers on modules, such as a counter of calls, are no reason to compile again.
+    it is an error. The limit is per code object, and what changes from call to call is remembered by its name, so
+    ``function`` gets a code object and a name of its own: else a second model would be traced with its epsilon as a
+    variable. Hooks that a user adds later are noticed, and integers on modules, such as a counter of calls, are no
+    reason to compile again unless something is computed with them.
     """
 
     def step(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    step.__code__ = step.__code__.replace()
+    step.__code__ = step.__code__.replace(co_name=f"step_{next(_names)}")
     compiled = torch.compile(step, backend=backend)
     settings = {
         "fail_on_recompile_limit_hit": True,
@@ -86,6 +90,16 @@ def graph_break(module: fx.GraphModule) -> Break | None:
     """What ended this part of the program early, if anything did."""
     reason = getattr(module, "compile_subgraph_reason", None)
     return None if reason is None or not reason.graph_break else _break(reason)
+
+
+def is_transformed() -> bool:
+    """Whether this runs inside ``torch.func.grad``, ``vmap`` or another transform, where Dynamo captures nothing."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def is_float_in_a_tensor(node: fx.Node) -> bool:
+    """Whether this input of a captured graph is a Python float for the caller, which Dynamo passes in a tensor."""
+    return bool(getattr(node.meta.get("grapharg"), "pass_arg_as_tensor", False))
 
 
 def count_breaks() -> int:
@@ -157,6 +171,11 @@ def is_fake(tensor: torch.Tensor) -> bool:
 
 def storage_key(tensor: torch.Tensor) -> int:
     """The same for two tensors exactly if they share a storage (also for the fake tensors of a traced graph)."""
+    if tensor.layout != torch.strided:
+        raise CaptureError(
+            f"the step makes a tensor of layout {tensor.layout}, which cannot be planned; an embedding with "
+            "sparse=False has a dense gradient"
+        )
     return int(tensor.untyped_storage()._cdata)
 
 

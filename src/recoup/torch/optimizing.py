@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils._pytree import tree_leaves
 
-from recoup.errors import CaptureError, RecoupError
+from recoup.errors import CaptureError, RecoupError, SettingError
 from recoup.planfile import Plan
-from recoup.torch.internals import breaks_since, compile_dynamo, count_breaks
+from recoup.torch.internals import breaks_since, compile_dynamo, count_breaks, is_transformed
 from recoup.torch.part import Part, Planned
 from recoup.torch.session import RecoupWarning, Session
 from recoup.torch.settings import Mode, Settings, given_plan
@@ -73,7 +74,10 @@ def _optimized(target: Any, settings: Settings) -> Any:
         return target
     if not callable(target):
         raise CaptureError(f"{type(target).__name__} is neither a module nor a function")
-    return functools.wraps(target)(_planned(target, session))
+    planned = _planned(target, session)
+    functools.update_wrapper(planned, target)
+    setattr(planned, _SESSION, session)  # the wrapped one may have its own
+    return planned
 
 
 def _planned(function: Callable[..., Any], session: Session) -> Callable[..., Any]:
@@ -81,6 +85,7 @@ def _planned(function: Callable[..., Any], session: Session) -> Callable[..., An
     compiled = compile_dynamo(function, functools.partial(_backend, session))
 
     def planned(*args: Any, **kwargs: Any) -> Any:
+        nonlocal compiled
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return function(*args, **kwargs)
         session.begin()
@@ -94,13 +99,28 @@ def _planned(function: Callable[..., Any], session: Session) -> Callable[..., An
                 raise problem.with_traceback(None) from None  # the way through Dynamo says nothing to the user
             raise
         session.note_breaks(breaks_since(before))
-        if session.calls == 0:
+        if session.calls == 0 and is_transformed():
+            raise CaptureError(
+                "inside a torch.func transform (grad, vmap) nothing can be planned: optimize what applies it instead"
+            )
+        if session.calls == 0 and _computed(result, (args, kwargs)):
             why = _listed(session) or "torch.compile(..., fullgraph=True) says where capturing stops"
             raise CaptureError(f"torch.compile captured nothing of this step, so it ran unplanned: {why}")
+        if session.calls == 0:  # there was nothing to capture, and Dynamo would not look again
+            compiled = compile_dynamo(function, functools.partial(_backend, session))
         return result
 
     setattr(planned, _SESSION, session)
     return planned
+
+
+def _computed(result: Any, given: Any) -> bool:
+    """Whether a gradient flows through anything in the result that was not given."""
+    known = {id(leaf) for leaf in tree_leaves(given)}
+    return any(
+        isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None and id(leaf) not in known
+        for leaf in tree_leaves(result)
+    )
 
 
 def _backend(session: Session, module: fx.GraphModule, _inputs: Any) -> Callable[..., Any]:
@@ -128,6 +148,8 @@ def plan(target: Callable[..., Any], inputs: Any, budget: Budget, *, estimate: b
     With ``estimate`` the plan is for a GPU that is not here: the model lies on the CPU, is traced and not run, and
     operators cost their arithmetic and bytes at a GPU's rates. It says what would fit, and is not for running.
     """
+    if "plan" in options:
+        raise SettingError("plan= is for recoup.optimize, which runs a plan; this makes one")
     session = Session(Settings(budget, **options, estimate=estimate), only_plan=True)
     if not callable(target):
         raise CaptureError(f"{type(target).__name__} is neither a module nor a function")

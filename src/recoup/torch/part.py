@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from recoup.errors import BudgetError
 from recoup.judge import simulate
 from recoup.planfile import Plan
 from recoup.schedule import Schedule
@@ -17,6 +18,7 @@ from recoup.torch import compiled, eager
 from recoup.torch.internals import UNTRACEABLE, graph_break
 from recoup.torch.planning import StepPlanner
 from recoup.torch.progress import Reporter
+from recoup.torch.scalars import read_scalars
 from recoup.torch.session import Session
 
 
@@ -42,25 +44,31 @@ class Part:
 
     def __init__(self, session: Session, module: fx.GraphModule) -> None:
         self.session = session
-        self.module = module
+        self.scalars = read_scalars(module)
         self.ends_early = graph_break(module)
         self.share_later = 0.5 if self.ends_early and not session.only_plan else 0.0
         """Share of the memory above the resident part that is left to parts that run after this one."""
         self.variants: dict[Any, list[Variant]] = {}
         self.current: Variant | None = None
         self._device: torch.device | None = None
-        self._dynamic = _dynamic_positions(module)
+        self._dynamic = [index for index in _dynamic_positions(module) if index not in self.scalars.ints]
+        if self.scalars.by_value:
+            session.note(
+                "a number that changes from call to call is used for more than arithmetic with tensors: the step is "
+                "traced for each of its values; as a tensor it need not be"
+            )
         if self.ends_early:
             session.note_breaks([self.ends_early], "the program is planned in parts; one ends here")
 
     def __call__(self, *args: Any) -> Any:
         """Run this part by its plan."""
         self.session.calls += 1
-        variant = self._variant(args)
+        given = self.scalars.given(args)
+        variant = self._variant(given)
         self.current = variant
         if variant.plan is not None:
             self.session.ran.append(self)
-        return variant.function(*args)
+        return variant.function(*given)
 
     def plain_need(self) -> int:
         """Bytes above the resident part at the peak of this part's plain step."""
@@ -75,7 +83,8 @@ class Part:
             self._device = session.device(args)
         device = self._device
         resident = session.resident(device, args)
-        key = (self.share_later, *(_shape(args[index]) for index in self._dynamic))
+        shapes = (_shape(args[index]) for index in self._dynamic)
+        key = (self.share_later, *shapes, *self.scalars.values(args))
         fitting = [variant for variant in self.variants.get(key, ()) if resident <= variant.resident]
         if fitting:
             return min(fitting, key=lambda variant: variant.resident)
@@ -86,6 +95,7 @@ class Part:
     def _compile(self, args: Sequence[Any], device: torch.device, resident: int) -> Variant:
         session = self.session
         mode = session.mode(device)
+        module = self.scalars.fixed(args)
         known = session.known.setdefault(device, [])
         with Reporter(session.settings.verbose) as reporter:
             planner = StepPlanner(
@@ -95,7 +105,7 @@ class Part:
                 mode,
                 resident,
                 self.share_later,
-                known if self._dynamic else (),
+                known if self._dynamic or self.scalars.by_value else (),
                 session.settings.plan is None and not session.only_plan,
                 max((step.budget for step in known), default=0),
                 known[-1].correction if known else 0,
@@ -103,10 +113,16 @@ class Part:
             )
             compile_step = eager.compile_step if mode == "eager" else compiled.compile_step
             try:
-                function, step = compile_step(self.module, args, planner)
+                function, step = compile_step(module, args, planner)
+            except BudgetError as problem:
+                if not session.breaks:
+                    raise
+                raise BudgetError(
+                    f"{problem}; this is one of several parts of the program, and with more the others take their share"
+                ) from None
             except UNTRACEABLE as problem:
                 session.note(f"a part of the program depends on numbers in a tensor and runs unplanned: {problem}")
-                function, step = self.module, None
+                function, step = module, None
         gc.collect()  # what tracing leaves behind must not count as resident
         if device.type == "cuda":
             torch.cuda.empty_cache()

@@ -83,12 +83,18 @@ class StepPlanner:
         plain = self.plain(joint, costs)
         budget, resident = plain.budget, self.resident
         if self.settings.plan is not None:
-            return self._done(_checked(self.settings.plan, plain.plan.graph, self.where()), plain, resident)
+            given = _checked(self.settings.plan, plain.plan.graph, self.where())
+            if given.peak_bytes > budget:
+                raise BudgetError(
+                    f"the plan's peak is {format_bytes(given.peak_bytes)}, over the budget of {format_bytes(budget)}: "
+                    "leave budget= out, which takes the plan's own, or make a plan for it"
+                )
+            return self._done(given, plain, resident)
         exact = self._graph(joint, costs, budget, max(0, resident + correction))
         plan = _stored(plain.plan.schedule.steps(), exact, budget)
         if plan is not None:
             return self._done(replace(plan, method="plain"), plain, resident)
-        grain = -(-budget // GRAIN)
+        grain = max(1, -(-budget // GRAIN))
         for assumed in (-(-resident // grain) * grain, resident):
             plan, why = self._with_states(joint, costs, budget, max(0, assumed + correction))
             if plan is not None:

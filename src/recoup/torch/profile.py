@@ -137,7 +137,9 @@ def _real(argument: Any, node: fx.Node, channels_last: bool) -> Any:
         return like
     elements = int(like.untyped_storage().nbytes()) // like.element_size()
     flat = torch.empty(elements, dtype=like.dtype, device=like.device)
-    if like.is_floating_point() or like.is_complex():
+    if like.is_floating_point():
+        flat.uniform_()  # also a probability: on CUDA one that is none ends the process
+    elif like.is_complex():
         flat.normal_()
     elif like.dtype == torch.bool:
         flat.bernoulli_(0.5)
@@ -150,12 +152,12 @@ def _real(argument: Any, node: fx.Node, channels_last: bool) -> Any:
 
 
 def _largest_index(node: fx.Node) -> int:
-    """A bound for made-up integers, so that those which are indices are valid ones."""
+    """A bound for made-up integers: where it is not known what they are, zero, which every op can take."""
     name = str(node.target)
     first = node.args[0].meta.get("val") if node.args and isinstance(node.args[0], fx.Node) else None
     if "embedding_dense_backward" in name:
         return int(node.args[2])  # type: ignore[arg-type]
-    if "embedding" in name and isinstance(first, torch.Tensor):
+    if name == "aten.embedding.default" and isinstance(first, torch.Tensor):
         return first.shape[0]
     if "nll_loss" in name and isinstance(first, torch.Tensor):
         shapes = [other.meta["val"].shape for other in node.all_input_nodes if "val" in other.meta]

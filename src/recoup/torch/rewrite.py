@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import operator
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import fx
 
 from recoup.torch.fusion import is_view, node_bytes
+from recoup.torch.internals import output_node
 from recoup.torch.joint import from_tangents
 
 aten = torch.ops.aten
@@ -49,6 +52,58 @@ def order_products(module: fx.GraphModule) -> None:
             _move_before(first, second, position)
             moved = second
     module.recompile()
+
+
+def copy_gradients(module: fx.GraphModule, num_forward_outputs: int, args: Sequence[Any]) -> None:
+    """Copy the gradients that autograd copies before it keeps them as a parameter's, so that the plan counts the copy.
+
+    Autograd keeps what it is given if nobody else holds it and it lies in memory as the parameter does. A slice of a
+    larger gradient, a transposed or an expanded one does not; two parameters cannot keep the same.
+    """
+    graph = module.graph
+    output = output_node(graph)
+    late = from_tangents(graph)
+    inputs = [node for node in graph.find_nodes(op="placeholder") if node not in late]
+    leaves = [isinstance(arg, torch.Tensor) and arg.is_leaf for arg in args]
+    if len(leaves) != len(inputs):  # AOTAutograd passes an argument that is given twice once
+        leaves = [True] * len(inputs)
+    returned: list[Any] = list(output.args[0])  # type: ignore[arg-type]
+    held = {*returned[:num_forward_outputs], *graph.find_nodes(op="placeholder")}
+    for index, (parameter, is_leaf) in enumerate(zip(inputs, leaves, strict=True), num_forward_outputs):
+        gradient = returned[index]
+        if is_leaf and isinstance(gradient, fx.Node):
+            if gradient in held or not _lies_like(gradient.meta["val"], parameter.meta["val"]):
+                returned[index] = _copied(graph, output, gradient, parameter.meta["val"])
+            held.add(gradient)
+    output.args = (returned,)
+    module.recompile()
+
+
+def _lies_like(gradient: torch.Tensor, parameter: torch.Tensor) -> bool:
+    """The condition of ``AccumulateGrad`` in PyTorch's ``accumulate_grad.h``; a sparse one is not copied."""
+    if gradient.layout != torch.strided:
+        return True
+    strides = zip(gradient.shape, gradient.stride(), parameter.stride(), strict=True)
+    return all(mine == theirs if size != 1 else mine != 0 for size, mine, theirs in strides)
+
+
+def _copied(graph: fx.Graph, output: fx.Node, gradient: fx.Node, parameter: torch.Tensor) -> fx.Node:
+    """With the parameter's dimensions in the order in which they lie in memory, in that order, and back."""
+    order = sorted(range(parameter.dim()), key=lambda dim: parameter.stride()[dim], reverse=True)
+    back = [order.index(dim) for dim in range(parameter.dim())]
+    in_order = order == back == sorted(order)
+    with graph.inserting_before(output):
+        node = gradient if in_order else _call(graph, aten.permute.default, gradient, order)
+        node = _call(graph, aten.clone.default, node, memory_format=torch.contiguous_format)
+        return node if in_order else _call(graph, aten.permute.default, node, back)
+
+
+def _call(graph: fx.Graph, target: Any, node: fx.Node, *args: Any, **kwargs: Any) -> fx.Node:
+    made = graph.call_function(target, (node, *args), kwargs)
+    made.meta.update(node.meta)
+    with node.meta["val"].fake_mode:
+        made.meta["val"] = target(node.meta["val"], *args, **kwargs)
+    return made
 
 
 def _source(node: fx.Node) -> fx.Node:

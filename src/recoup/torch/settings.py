@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Literal
 
-from recoup.errors import BudgetError, SettingError
+from recoup.errors import BudgetError, PlanError, SettingError
 from recoup.planfile import Plan
 from recoup.planners import registry
 from recoup.solving import check_arguments
@@ -14,6 +15,8 @@ from recoup.torch.store import Where
 from recoup.units import Budget, parse_bytes, resolve_budget
 
 Mode = Literal["inductor", "eager"]
+
+_RESERVE = "give bytes, as in '500MiB'"
 
 
 @dataclass(frozen=True)
@@ -44,16 +47,24 @@ class Settings:
         if self.estimate and self.compile == "inductor":
             raise SettingError("estimate=True plans eager steps: a compiled one is tried out, and needs its device")
         registry.get(self.planner)
+        for name, number in (("time_limit", self.time_limit), ("gap", self.gap)):
+            if number is not None and (isinstance(number, bool) or not isinstance(number, Real)):
+                raise SettingError(f"{name}={number!r} is not a number")
         check_arguments(self.time_limit, 0, self.gap or 0.0)
-        if self.reserve_bytes < 0:
-            raise SettingError(f"reserve={self.reserve!r}: give bytes, as in '500MiB'")
+        if not isinstance(self.cache, bool | str | Path):
+            raise SettingError(f"cache={self.cache!r}: give a folder, True for the default one, or False for none")
+        is_bytes = isinstance(self.reserve, str | int) and not isinstance(self.reserve, bool)
+        if not is_bytes or self.reserve_bytes < 0:
+            raise SettingError(f"reserve={self.reserve!r}: {_RESERVE}")
 
     @property
     def reserve_bytes(self) -> int:
         """Bytes to leave for what will be resident later."""
-        return parse_bytes(self.reserve) if isinstance(self.reserve, str) else self.reserve
+        return parse_bytes(self.reserve, _RESERVE) if isinstance(self.reserve, str) else self.reserve
 
 
 def given_plan(plan: Plan | str | Path | None) -> Plan | None:
     """A plan, or the one in a file."""
+    if not isinstance(plan, Plan | str | Path | None):
+        raise PlanError(f"plan={plan!r} is neither a plan, as recoup.plan makes them, nor the path of its file")
     return Plan.load(plan) if isinstance(plan, str | Path) else plan

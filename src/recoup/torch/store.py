@@ -71,8 +71,9 @@ class Store:
     def reload(self) -> None:
         """Begin anew, with what is on disk for the library versions and settings of now."""
         data = self._read("costs")
-        self._costs = data.get("costs", {})
-        self._rates = Rates(data["rates"][0], data["rates"][1]) if "rates" in data else None
+        self._costs = _costs(data)
+        rates = data.get("rates")
+        self._rates = Rates(rates[0], rates[1]) if isinstance(rates, list) and len(rates) == 2 else None
         self._changed = False
 
     def cost(self, key: str) -> Cost | None:
@@ -97,7 +98,7 @@ class Store:
     def save(self) -> None:
         """Write what is new, merged with what another process may have written meanwhile."""
         if self._changed:
-            costs = {**self._read("costs").get("costs", {}), **self._costs}
+            costs = {**_costs(self._read("costs")), **self._costs}
             data: dict[str, Any] = {"costs": costs}
             if self._rates is not None:
                 data["rates"] = [self._rates.bytes_per_second, self._rates.flops_per_second]
@@ -135,6 +136,13 @@ class Store:
             write_text(path, json.dumps(data))
         except (OSError, RecoupError):
             return
+
+
+def _costs(data: dict[str, Any]) -> dict[str, list[Any]]:
+    """What a file of costs holds, less what is no cost."""
+    costs = data.get("costs")
+    entries = costs.items() if isinstance(costs, dict) else ()
+    return {key: cost for key, cost in entries if isinstance(cost, list) and len(cost) == 3}
 
 
 def _digest(text: str) -> str:

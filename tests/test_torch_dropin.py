@@ -189,6 +189,18 @@ class TestDropIn:
         with pytest.raises(recoup.CaptureError, match=r"inside a torch\.func transform .* optimize what applies it"):
             torch.func.grad(function)(torch.randn(4))
 
+    def test_around_a_transform(self, cache):
+        weight = torch.randn(4, 4, requires_grad=True)
+
+        def steepness(x):
+            return torch.func.grad(lambda at: (at @ weight).sin().sum())(x).square().sum()
+
+        x = torch.randn(3, 4)
+        steepness(x).backward()
+        expected, weight.grad = weight.grad, None
+        recoup.optimize(steepness, budget=1.0, cache=cache, **QUICK)(x).backward()
+        assert_same(weight.grad, expected)
+
     def test_two_models_take_turns(self, cache):
         models = [net(width=6, dropout=0.2), net(width=10, norm=True)]
         plains = copy.deepcopy(models)

@@ -22,7 +22,7 @@ from recoup.torch.internals import compile_inductor, written_input
 from recoup.torch.joint import read_joint
 from recoup.torch.memory import measure_peak
 from recoup.torch.planning import StepPlan, StepPlanner
-from recoup.torch.rewrite import copy_gradients, order_products, split_convolutions
+from recoup.torch.rewrite import are_leaves, copy_gradients, order_products, split_convolutions
 from recoup.torch.rng import INDUCTOR
 from recoup.torch.split import split
 from recoup.units import format_bytes
@@ -49,7 +49,8 @@ class _Partitioner:
     ``anyway`` whatever the prediction is."""
 
     planner: StepPlanner
-    args: Sequence[Any]
+    leaves: list[bool]
+    """Which inputs are parameters. (Inductor holds on to its partitioner, so the inputs themselves may not be here.)"""
     known: Mapping[Steps, _Tried]
     """Those that were compiled before are not worth it again."""
     correction: int | None
@@ -66,7 +67,7 @@ class _Partitioner:
 
     def __call__(self, traced: fx.GraphModule, outputs: int) -> tuple[fx.GraphModule, fx.GraphModule] | None:
         self.written = {str(target) for node in traced.graph.nodes if (target := written_input(node)) is not None}
-        copy_gradients(traced, outputs, self.args)
+        copy_gradients(traced, outputs, self.leaves)
         plain = read_joint(traced, outputs, folded_nodes(traced))
         self.step = self.planner.plain(plain, self._costs(plain))
         self.key = f"correction {self.step.plan.graph.fingerprint} {self.step.budget}"
@@ -125,7 +126,9 @@ def compile_step(
     for attempt in range(MOST_ATTEMPTS):
         if best is not None and best.room < MUCH * budget and attempt >= ATTEMPTS:
             break
-        partitioner = _Partitioner(planner, args, known, correction, plainly, refusal is not None and plainly)
+        partitioner = _Partitioner(
+            planner, are_leaves(args), known, correction, plainly, refusal is not None and plainly
+        )
         function = None
         try:
             function = compile_inductor(module, args, partitioner)

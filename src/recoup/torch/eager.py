@@ -11,7 +11,7 @@ from recoup.torch.costs import signature
 from recoup.torch.internals import compile_joint
 from recoup.torch.joint import read_joint
 from recoup.torch.planning import StepPlan, StepPlanner
-from recoup.torch.rewrite import copy_gradients, order_products, split_convolutions, use_best_batch_norm
+from recoup.torch.rewrite import are_leaves, copy_gradients, order_products, split_convolutions, use_best_batch_norm
 from recoup.torch.rng import EAGER
 from recoup.torch.split import split
 
@@ -26,7 +26,7 @@ def compile_step(
         split_convolutions(traced)
         order_products(traced)
         use_best_batch_norm(traced)
-        copy_gradients(traced, outputs, args)
+        copy_gradients(traced, outputs, are_leaves(args))
         joint = read_joint(traced, outputs)
         step = planner.reuse(joint)
         if step is None:

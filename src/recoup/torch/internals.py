@@ -169,6 +169,11 @@ def is_fake(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, FakeTensor)
 
 
+def has_storage(tensor: torch.Tensor) -> bool:
+    """Whether the tensor lies in memory itself: not a sparse one, nor one that a ``torch.func`` transform wraps."""
+    return bool(torch._C._has_storage(tensor))
+
+
 def storage_key(tensor: torch.Tensor) -> int:
     """The same for two tensors exactly if they share a storage (also for the fake tensors of a traced graph)."""
     if tensor.layout != torch.strided:

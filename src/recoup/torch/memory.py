@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from recoup.errors import BudgetError
-from recoup.torch.internals import is_fake
+from recoup.torch.internals import has_storage, is_fake
 
 BLOCK = 512  # CUDA's allocator hands out multiples of this
 MIB = 2**20
@@ -79,7 +79,7 @@ def live_bytes(tensors: Iterable[torch.Tensor], device: torch.device) -> int:
     """Bytes of the storages behind these tensors that are on the device, each counted once."""
     storages: dict[int, int] = {}
     for tensor in tensors:
-        if tensor.device.type == device.type and tensor.layout == torch.strided:
+        if tensor.device.type == device.type and has_storage(tensor):
             storage = tensor.untyped_storage()
             storages[storage.data_ptr()] = allocated_size(storage.nbytes(), device)
     return sum(storages.values())

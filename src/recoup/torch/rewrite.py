@@ -54,17 +54,22 @@ def order_products(module: fx.GraphModule) -> None:
     module.recompile()
 
 
-def copy_gradients(module: fx.GraphModule, num_forward_outputs: int, args: Sequence[Any]) -> None:
+def are_leaves(args: Sequence[Any]) -> list[bool]:
+    """Which arguments of a step autograd keeps a gradient of, as of a parameter."""
+    return [isinstance(arg, torch.Tensor) and arg.is_leaf for arg in args]
+
+
+def copy_gradients(module: fx.GraphModule, num_forward_outputs: int, leaves: list[bool]) -> None:
     """Copy the gradients that autograd copies before it keeps them as a parameter's, so that the plan counts the copy.
 
     Autograd keeps what it is given if nobody else holds it and it lies in memory as the parameter does. A slice of a
-    larger gradient, a transposed or an expanded one does not; two parameters cannot keep the same.
+    larger gradient, a transposed or an expanded one does not; two parameters cannot keep the same. ``leaves`` are the
+    inputs that are parameters.
     """
     graph = module.graph
     output = output_node(graph)
     late = from_tangents(graph)
     inputs = [node for node in graph.find_nodes(op="placeholder") if node not in late]
-    leaves = [isinstance(arg, torch.Tensor) and arg.is_leaf for arg in args]
     if len(leaves) != len(inputs):  # AOTAutograd passes an argument that is given twice once
         leaves = [True] * len(inputs)
     returned: list[Any] = list(output.args[0])  # type: ignore[arg-type]

@@ -176,9 +176,10 @@ class TestFiles:
         assert more.sum() == 1_000_000
 
     def test_a_budget_below_the_plans_peak(self, saved, cache):
-        model = recoup.optimize(net(), budget=1000, plan=saved[2], cache=cache, **QUICK)
+        model, x, plan, _ = saved
+        recoup.optimize(model, budget=1000, plan=plan, cache=cache, **QUICK)
         with pytest.raises(recoup.BudgetError, match=r"the plan's peak is .*, over the budget of 1000 B"):
-            model(images())
+            model(x)
 
     def test_keyword_inputs(self, cache):
         def function(x, *, scale):

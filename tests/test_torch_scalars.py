@@ -52,12 +52,12 @@ def traced(target):
     return sum(len(variants) for part in target._recoup_session.parts for variants in part.variants.values())
 
 
-@pytest.mark.parametrize(("function", "count"), [(weighted, 2), (in_half, 2), (powered, 5), (sliced, 5)])
+@pytest.mark.parametrize(("function", "count"), [(weighted, 2), (in_half, 2), (powered, 4), (sliced, 4)])
 @pytest.mark.filterwarnings("ignore:a number that changes")
 def test_the_same_numbers_within_the_budget(cache, function, count):
     model = body()
     planned = recoup.optimize(function, budget=0.9, cache=cache, **QUICK)
-    for t, n in ((0.5, 2), (0.6, 3), (0.7, 4), (0.75, 5), (-0.1, 6)):
+    for t, n in ((0.5, 2), (0.6, 3), (0.7, 4), (-0.1, 6)):
         assert_same(gradients(planned, model, t, n), gradients(function, model, t, n))
         model.zero_grad(set_to_none=True)
         peak = measure_peak(lambda t=t, n=n: planned(model, data(), t, n).backward(), torch.device("cpu"))

@@ -19,6 +19,11 @@ def weighted(model, x, t, n):
     return ((model(x) * t - n).square().sum() * (1 - t) + x.sum() * n / 3 + t) / n
 
 
+def of_two(model, x, t, n):
+    """A number that is computed from two, with a loss, which is a tensor without dimensions."""
+    return model(x).sum() * (t * n) + t
+
+
 def powered(model, x, t, n):
     return (model(x).abs() ** t).sum() + (t / (2 + model(x).abs())).sum() * n
 
@@ -52,7 +57,7 @@ def traced(target):
     return sum(len(variants) for part in target._recoup_session.parts for variants in part.variants.values())
 
 
-@pytest.mark.parametrize(("function", "count"), [(weighted, 2), (in_half, 2), (powered, 4), (sliced, 4)])
+@pytest.mark.parametrize(("function", "count"), [(weighted, 2), (of_two, 2), (in_half, 2), (powered, 4), (sliced, 4)])
 @pytest.mark.filterwarnings("ignore:a number that changes")
 def test_the_same_numbers_within_the_budget(cache, function, count):
     model = body()

@@ -88,7 +88,7 @@ class Source:
             made = copy.deepcopy(self.work.model)
         except Exception as problem:
             raise CaptureError(
-                f"the model cannot be copied, and each contender needs its own: {_first_line(problem)}"
+                f"the model cannot be copied, and each contender needs its own: {summary(problem)}"
             ) from problem
         for tensor, weight in zip(_state(made), self._weights, strict=True):
             tensor.data = weight.tensor(self.device)
@@ -134,8 +134,8 @@ class Arena:
                 outcome = Outcome(Row(name, note="out of memory"))
             except Exception as problem:
                 if name == "plain":
-                    raise CaptureError(f"the step fails as it is: {_first_line(problem)}") from problem
-                outcome = Outcome(Row(name, note=f"failed: {_first_line(problem)}"))
+                    raise CaptureError(f"the step fails as it is: {summary(problem)}") from problem
+                outcome = Outcome(Row(name, note=f"failed: {summary(problem)}"))
         notes = [str(entry.message) for entry in caught if issubclass(entry.category, RecoupWarning)]
         self._clear()
         self.say("")
@@ -190,6 +190,7 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _first_line(problem: BaseException) -> str:
-    lines = str(problem).strip().splitlines() or [""]
-    return f"{type(problem).__name__}: {lines[0]}"[:200]
+def summary(problem: BaseException) -> str:
+    """An error of any kind in one line: its type and its first two lines, since Dynamo says in the second why."""
+    lines = [line.strip() for line in str(problem).strip().splitlines()[:2]]
+    return f"{type(problem).__name__}: {' '.join(lines)}"[:200]

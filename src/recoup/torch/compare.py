@@ -11,7 +11,7 @@ from torch import nn
 
 from recoup.errors import CaptureError, RecoupError
 from recoup.graph import Graph
-from recoup.torch.arena import Arena, Hidden, Outcome, Row, Say, Source
+from recoup.torch.arena import Arena, Hidden, Outcome, Row, Say, Source, summary
 from recoup.torch.memory import automatic_budget
 from recoup.torch.optimizing import optimize, plan, plans
 from recoup.torch.settings import Mode, Settings
@@ -79,8 +79,7 @@ def captured(work: Workload, mode: Mode, verbose: bool | None = None, estimate: 
     except RecoupError:
         raise
     except Exception as problem:
-        what = " ".join(line.strip() for line in str(problem).strip().splitlines()[:2])  # Dynamo's second says why
-        raise CaptureError(f"the step of {work.name} fails: {type(problem).__name__}: {what}") from problem
+        raise CaptureError(f"the step of {work.name} fails: {summary(problem)}") from problem
     return replace(found.graph, name=work.name)
 
 

@@ -70,14 +70,14 @@ def optimize(
 def _optimized(target: Any, settings: Settings) -> Any:
     session = Session(settings)
     if isinstance(target, nn.Module):
-        target._compiled_call_impl = _planned(target._call_impl, session)
-        return target
-    if not callable(target):
+        planned = _planned(target._call_impl, session)
+        target._compiled_call_impl = planned
+    elif callable(target):
+        planned = functools.update_wrapper(_planned(target, session), target)
+    else:
         raise CaptureError(f"{type(target).__name__} is neither a module nor a function")
-    planned = _planned(target, session)
-    functools.update_wrapper(planned, target)
-    setattr(planned, _SESSION, session)  # the wrapped one may have its own
-    return planned
+    setattr(planned, _SESSION, session)  # after update_wrapper, which takes over the session of one optimized before
+    return target if isinstance(target, nn.Module) else planned
 
 
 def _planned(function: Callable[..., Any], session: Session) -> Callable[..., Any]:
@@ -110,7 +110,6 @@ def _planned(function: Callable[..., Any], session: Session) -> Callable[..., An
             compiled = compile_dynamo(function, functools.partial(_backend, session))
         return result
 
-    setattr(planned, _SESSION, session)
     return planned
 
 

@@ -61,24 +61,29 @@ class Scalars:
 def read_scalars(module: fx.GraphModule) -> Scalars:
     """Find the numbers among a captured graph's inputs."""
     module = _copied(module)
+    floats: list[fx.Node] = []
     ints: set[int] = set()
     by_value: list[int] = []
+    readers: dict[tuple[fx.Node, fx.Node], None] = {}  # a set in order: two numbers may be read as one
     for index, node in enumerate(module.graph.find_nodes(op="placeholder")):
         is_float = is_float_in_a_tensor(node)
         if not node.users or not (is_float or isinstance(node.meta.get("example_value"), torch.SymInt)):
             continue
-        readers = _readers(list(node.users) if is_float else [node])
-        if readers is None:
+        found = _readers(list(node.users) if is_float else [node])
+        if found is None:
             by_value += [index] if is_float else []
             continue
-        for reader, number in readers:
-            _use_tensor(module.graph, reader, number)
+        readers.update(dict.fromkeys(found))
         if is_float:
-            for item in list(node.users):
-                item.replace_all_uses_with(node)
-                module.graph.erase_node(item)
+            floats.append(node)
         else:
             ints.add(index)
+    for reader, number in readers:
+        _use_tensor(module.graph, reader, number)
+    for node in floats:
+        for item in list(node.users):
+            item.replace_all_uses_with(node)
+            module.graph.erase_node(item)
     module.recompile()
     return Scalars(module, frozenset(ints), tuple(by_value))
 

@@ -102,6 +102,15 @@ def test_compiled_ones_are_counted_and_nothing_is_held(cache):
     assert given() is None  # Inductor holds on to its partitioner for good
 
 
+def test_inputs_are_not_held_while_the_model_lives(cache):
+    model = recoup.optimize(network("kept as they are"), budget=1.0, cache=cache, **QUICK)
+    x = torch.randn(64, 256)
+    gradients(model, x)
+    given = weakref.ref(x)
+    del x
+    assert given() is None  # PyTorch holds on to what it is given to partition graphs with
+
+
 def test_sparse_ones_are_refused(cache):
     model = nn.Sequential(nn.Embedding(64, 16, sparse=True), nn.Linear(16, 16))
     recoup.optimize(model, budget=0.9, cache=cache, **QUICK)

@@ -21,12 +21,13 @@ def compile_step(
 ) -> tuple[Callable[..., Any], StepPlan | None]:
     """The step as a function, and the plan it follows; None if nothing in it needs a gradient."""
     made: list[StepPlan] = []
+    leaves = are_leaves(args)  # AOTAutograd may hold on to its partitioner, so the inputs themselves may not be in it
 
     def partition(traced: fx.GraphModule, outputs: int) -> tuple[fx.GraphModule, fx.GraphModule]:
         split_convolutions(traced)
         order_products(traced)
         use_best_batch_norm(traced)
-        copy_gradients(traced, outputs, are_leaves(args))
+        copy_gradients(traced, outputs, leaves)
         joint = read_joint(traced, outputs)
         step = planner.reuse(joint)
         if step is None:

@@ -1,5 +1,6 @@
 """The budget holds: what is predicted is what is measured, and what grows later is noticed."""
 
+import gc
 import re
 
 import pytest
@@ -8,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 import recoup
-from recoup.torch.memory import measure_peak
+from recoup.torch.memory import measure_peak, resident_bytes
 from recoup.torch.models import GPT, VGG, ResNet, UNet
 from tests.torch_helpers import QUICK, repeats, tight
 
@@ -118,6 +119,30 @@ def test_accumulated_gradients_are_noticed(cache):
     gradients = sum(parameter.nbytes for parameter in model.parameters())
     assert (second is first) == (first.peak_bytes + gradients <= budget)  # a plan is kept while there is room
     assert measured <= second.budget_bytes == budget
+
+
+def test_counting_holds_nothing():
+    """The garbage collector leaves alone what it did before, which on Python 3.12 is never nothing."""
+
+    class Cycle:
+        def __init__(self):
+            self.tensor, self.me = torch.zeros(1000), self
+
+    left_alone = gc.get_freeze_count()
+    before = resident_bytes(CPU)
+    held = Cycle()
+    assert resident_bytes(CPU) == before + 4000
+    del held
+    assert resident_bytes(CPU) == before
+    assert gc.get_freeze_count() == left_alone
+    gc.freeze()
+    try:
+        held = Cycle()
+        assert resident_bytes(CPU) == before + 4000
+        del held
+        assert resident_bytes(CPU) == before
+    finally:
+        gc.unfreeze()
 
 
 def test_reserve_plans_ahead(cache):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 
-_STARTUP = 10_000  # objects that some Pythons leave alone from the start, and never more
+from recoup.torch.memory import is_frozen
 
 
 class Collector:
@@ -21,7 +21,7 @@ class Collector:
     def begin(self) -> None:
         """Collect, and look at what is left no more."""
         gc.collect()
-        if gc.get_freeze_count() < _STARTUP:
+        if not is_frozen():
             gc.freeze()
             self._froze = True
 

@@ -16,6 +16,7 @@ from recoup.torch.internals import has_storage, is_fake
 
 BLOCK = 512  # CUDA's allocator hands out multiples of this
 MIB = 2**20
+_STARTUP = 10_000  # objects that the garbage collector of some Pythons leaves alone from the start, and never more
 AUTO_MARGIN = 0.05  # of what is free that budget="auto" leaves: fragmentation, and what other libraries take
 
 
@@ -59,8 +60,9 @@ def resident_bytes(device: torch.device) -> int:
         warm_up(device)
         counts = torch.cuda.memory_stats_as_nested_dict(device)  # memory_allocated sorts all of them first
         return int(counts["allocated_bytes"]["all"]["current"]) if counts else 0
-    gc.collect()
-    return live_bytes(live_tensors(), device)
+    with all_in_sight():
+        gc.collect()
+        return live_bytes(live_tensors(), device)
 
 
 @contextmanager
@@ -87,22 +89,31 @@ def live_bytes(tensors: Iterable[torch.Tensor], device: torch.device) -> int:
 
 def live_tensors() -> Iterable[torch.Tensor]:
     """Every tensor that Python knows of, and the gradients of leaves."""
-    for thing in _objects():
+    with all_in_sight():
+        found = gc.get_objects()
+    for thing in found:
         if issubclass(type(thing), torch.Tensor) and not is_fake(thing):
             yield thing
             if thing.is_leaf and thing.grad is not None:
                 yield thing.grad
 
 
-def _objects() -> list[Any]:
-    """All that the garbage collector knows of, what it was told to leave alone (``gc.freeze``) included."""
-    frozen = gc.get_freeze_count() > 0
+def is_frozen() -> bool:
+    """Whether the garbage collector was told to leave alone what there is (``gc.freeze``)."""
+    return gc.get_freeze_count() > _STARTUP
+
+
+@contextmanager
+def all_in_sight() -> Iterator[None]:
+    """Let the garbage collector see what it was told to leave alone; afterwards it leaves alone what is there then."""
+    frozen = is_frozen()
     if frozen:
         gc.unfreeze()
-    found = gc.get_objects()
-    if frozen:
-        gc.freeze()
-    return found
+    try:
+        yield
+    finally:
+        if frozen:
+            gc.freeze()
 
 
 def automatic_budget(device: torch.device) -> int:

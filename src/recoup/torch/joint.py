@@ -97,8 +97,7 @@ class Joint:
 def read_joint(module: fx.GraphModule, num_forward_outputs: int, folded: Set[fx.Node] = frozenset()) -> Joint:
     """Read what AOTAutograd traced; ``folded`` nodes are no ops, but part of whatever reads them.
 
-    Nodes that no output needs are left out, unless they draw random numbers or write to an input. What draws in the
-    backward does so there; what reads an input that is overwritten does so in the forward.
+    Nodes that no output needs are left out, unless they draw random numbers or write to an input.
     """
     joint = Joint(module, num_forward_outputs)
     nodes = [node for node in module.graph.nodes if node.op != "output"]
@@ -106,11 +105,11 @@ def read_joint(module: fx.GraphModule, num_forward_outputs: int, folded: Set[fx.
     late = from_tangents(module.graph)
     end = max((index for index, node in enumerate(nodes, 1) if is_of_forward(node)), default=len(nodes))
     early = [node for node in nodes[:end] if node not in late]
-    writing = {node: target for node in nodes if node not in late and (target := written_input(node)) is not None}
-    drawing = {node for node in nodes if is_random(node)}
-    wanted = _needed([*joint.outputs[1], *drawing])
-    overwritten = mutated_inputs(module) | set(writing.values())
-    effects = {*writing, *drawing.intersection(early), *wanted.intersection(_readers(overwritten, early))}
+    effects = [node for node in early if is_random(node) or written_input(node)]
+    later_effects = [node for node in nodes if is_random(node) and node not in set(effects)]
+    overwritten = mutated_inputs(module) | {target for node in effects if (target := written_input(node)) is not None}
+    wanted = _needed([*joint.outputs[1], *later_effects])
+    effects += [node for node in early if node in wanted and _reads(node, overwritten)]  # before it is overwritten
     in_forward = _needed([*joint.outputs[0], *effects]) - set(given)
     in_backward = wanted - in_forward - set(given)
     reader = _Reader(joint, overwritten, folded)
@@ -207,15 +206,12 @@ def _needed(outputs: Iterable[Any]) -> set[fx.Node]:
     return needed
 
 
-def _readers(inputs: set[fx.Node], nodes: list[fx.Node]) -> list[fx.Node]:
-    """The nodes that read one of these inputs, if only through a view, and are no views of it."""
-    keys = _keys(inputs)
-    reading = [node for node in nodes if not keys.isdisjoint(_keys(node.all_input_nodes))]
-    return [node for node in reading if keys.isdisjoint(_keys([node]))]
-
-
-def _keys(nodes: Iterable[fx.Node]) -> set[int]:
-    return {storage_key(tensor) for node in nodes for tensor in tensors_of(node.meta.get("val"))}
+def _reads(node: fx.Node, inputs: set[fx.Node]) -> bool:
+    """Whether the node reads one of these inputs, if only through a view, and is no view of it."""
+    keys = {storage_key(tensor) for one in inputs for tensor in tensors_of(one.meta.get("val"))}
+    read = {storage_key(tensor) for one in node.all_input_nodes for tensor in tensors_of(one.meta.get("val"))}
+    made = {storage_key(tensor) for tensor in tensors_of(node.meta.get("val"))}
+    return not keys.isdisjoint(read) and keys.isdisjoint(made)
 
 
 def _is_tangent(node: fx.Node) -> bool:

@@ -18,15 +18,7 @@ from torch import fx
 
 from recoup.graph import Phase
 from recoup.torch.costs import tensors_of
-from recoup.torch.internals import (
-    is_of_forward,
-    is_once,
-    is_random,
-    mutated_inputs,
-    output_node,
-    storage_key,
-    written_input,
-)
+from recoup.torch.internals import is_once, is_random, mutated_inputs, output_node, storage_key, written_input
 
 ARRIVAL = "tangents"  # the id of the op that stands for "the gradient of the outputs is there"
 BATCH_NORMS = {  # the training-mode batch norms, and where their new running statistics are among what they return
@@ -56,8 +48,7 @@ class JointOp:
     once: bool
     random: bool
     when_again: Mapping[fx.Node, fx.Node]
-    """What a later run reads instead, and does not replace: a batch norm's old running statistics are gone, and do not
-    matter; its new ones are those of its first run."""
+    """What a later run reads instead: a batch norm's old running statistics are gone, and do not matter."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,15 +94,11 @@ def read_joint(module: fx.GraphModule, num_forward_outputs: int, folded: Set[fx.
     nodes = [node for node in module.graph.nodes if node.op != "output"]
     given = [node for node in nodes if node.op != "call_function"]
     late = from_tangents(module.graph)
-    end = max((index for index, node in enumerate(nodes, 1) if is_of_forward(node)), default=len(nodes))
-    early = [node for node in nodes[:end] if node not in late]
-    effects = [node for node in early if is_random(node) or written_input(node)]
-    later_effects = [node for node in nodes if is_random(node) and node not in set(effects)]
-    overwritten = mutated_inputs(module) | {target for node in effects if (target := written_input(node)) is not None}
-    wanted = _needed([*joint.outputs[1], *later_effects])
-    effects += [node for node in early if node in wanted and _reads(node, overwritten)]  # before it is overwritten
+    effects = [node for node in nodes if (is_random(node) or written_input(node)) and node not in late]
     in_forward = _needed([*joint.outputs[0], *effects]) - set(given)
-    in_backward = wanted - in_forward - set(given)
+    in_backward = _needed(joint.outputs[1]) - in_forward - set(given)
+    overwritten = {joint.inputs[0][index] for index in mutated_inputs(module)}
+    overwritten |= {target for node in effects if (target := written_input(node)) is not None}
     reader = _Reader(joint, overwritten, folded)
     for node in given:
         reader.add(node, "forward")
@@ -204,14 +191,6 @@ def _needed(outputs: Iterable[Any]) -> set[fx.Node]:
             needed.add(node)
             stack.extend(node.all_input_nodes)
     return needed
-
-
-def _reads(node: fx.Node, inputs: set[fx.Node]) -> bool:
-    """Whether the node reads one of these inputs, if only through a view, and is no view of it."""
-    keys = {storage_key(tensor) for one in inputs for tensor in tensors_of(one.meta.get("val"))}
-    read = {storage_key(tensor) for one in node.all_input_nodes for tensor in tensors_of(one.meta.get("val"))}
-    made = {storage_key(tensor) for tensor in tensors_of(node.meta.get("val"))}
-    return not keys.isdisjoint(read) and keys.isdisjoint(made)
 
 
 def _is_tangent(node: fx.Node) -> bool:

@@ -40,19 +40,11 @@ def library_versions() -> str:
         parts += [f"cuda {torch.version.cuda}", f"cudnn {torch.backends.cudnn.version()}"]
     settings = (
         torch.backends.cudnn.benchmark,
-        torch.backends.cudnn.deterministic,
-        torch.backends.cudnn.enabled,
-        torch.backends.cudnn.allow_tf32,
         torch.are_deterministic_algorithms_enabled(),
         torch.get_float32_matmul_precision(),
         torch.backends.mkldnn.enabled,
     )
     return ", ".join([*parts, f"settings {settings}"])
-
-
-def conditions(device: torch.device) -> str:
-    """All that a measurement depends on."""
-    return f"{device_name(device)}; {library_versions()}"
 
 
 @dataclass
@@ -64,8 +56,6 @@ class Store:
 
     device: torch.device
     folder: Path | None
-    measured_with: str = ""
-    """The hardware, the library versions and the settings that its measurements are of."""
     _costs: dict[str, list[Any]] = field(default_factory=dict)
     _rates: Rates | None = None
     _changed: bool = False
@@ -80,7 +70,6 @@ class Store:
 
     def reload(self) -> None:
         """Begin anew, with what is on disk for the library versions and settings of now."""
-        self.measured_with = conditions(self.device)
         data = self._read("costs")
         self._costs = _costs(data)
         rates = data.get("rates")
@@ -128,7 +117,7 @@ class Store:
     def _path(self, name: str) -> Path | None:
         if self.folder is None:
             return None
-        return self.folder / f"{name}-{_digest(self.measured_with)}.json"
+        return self.folder / f"{name}-{_digest(device_name(self.device) + library_versions())}.json"
 
     def _read(self, name: str) -> dict[str, Any]:
         path = self._path(name)

@@ -144,3 +144,26 @@ class TestBreaks:
         for _ in range(12):
             model(x).sum().backward()
         assert model.calls == 12
+
+
+@pytest.mark.parametrize("share", [0.7, 0.9])
+def test_gradients_of_later_parts_are_counted(cache, share):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.Tanh())))
+            self.second = nn.Sequential(nn.Linear(64, 1024), nn.Tanh(), nn.Linear(1024, 64))
+
+        def forward(self, x):
+            y = self.first(x).view(16, -1, 64).mean(1)
+            print(end="")
+            return self.second(y).square().mean()
+
+    model, x = Model(), torch.randn(1024, 64)
+    recoup.optimize(model, budget=share, cache=cache, **QUICK)
+    for _ in range(3):  # what comes after a part is known after the first call
+        model.zero_grad(set_to_none=True)
+        model(x).backward()
+    model.zero_grad(set_to_none=True)
+    peak = measure_peak(lambda: model(x).backward(), torch.device("cpu"))
+    assert peak <= max(plan.budget_bytes for plan in recoup.plans(model))

@@ -165,6 +165,37 @@ class TestDropIn:
         assert recoup.plans(model)[0].budget_bytes < loose
         assert_same(state(model), state(plain))
 
+    def test_an_error_of_the_users_own_is_no_reason_to_stop(self, cache):
+        class Fails(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.body = net()
+
+            def forward(self, x, bad=False):
+                if bad:
+                    raise KeyError("bad batch")
+                return self.body(x)
+
+        model = recoup.optimize(Fails(), budget=0.9, cache=cache, **QUICK)
+        model(images()).sum().backward()
+        with pytest.raises(KeyError, match="bad batch"):
+            model(images(), bad=True)
+        model(images()).sum().backward()
+        assert len(recoup.plans(model)[-1].graph.ops) > 5
+
+    def test_more_variants_than_dynamo_allows_for(self, cache):
+        model = nn.Sequential(*(layer for _ in range(10) for layer in (nn.Linear(8, 8), nn.Tanh())))
+        model.requires_grad_(False)
+        plain = copy.deepcopy(model)
+        x = torch.randn(64, 8)
+        recoup.optimize(model, budget="1MiB", cache=cache, **QUICK)
+        for index in reversed(range(10)):
+            for each in (model, plain):
+                each[2 * index].requires_grad_(True)
+                each.zero_grad(set_to_none=True)
+                each(x).sum().backward()
+        assert_same(state(model), state(plain))
+
     def test_a_function_optimized_twice(self, cache):
         model = net()
         twice = recoup.optimize(recoup.optimize(lambda x: model(x).sum(), budget=1.0, cache=cache, **QUICK), budget=1.0)

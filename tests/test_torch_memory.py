@@ -1,5 +1,6 @@
 """The budget holds: what is predicted is what is measured, and what grows later is noticed."""
 
+import copy
 import gc
 import re
 
@@ -143,6 +144,59 @@ def test_counting_holds_nothing():
         assert resident_bytes(CPU) == before
     finally:
         gc.unfreeze()
+
+
+def test_what_tracing_leaves_behind_is_not_counted(cache):
+    class Half(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.clamp(min=0)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * (ctx.saved_tensors[0] > 0) * 0.5
+
+    class Layer(nn.Module):
+        def forward(self, x):
+            return Half.apply(x)
+
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(32, 32), Layer())))
+    plain = copy.deepcopy(model)
+    x = torch.randn(512, 32)
+    recoup.optimize(model, budget=2**20, cache=cache, **QUICK)
+    for each in (model, plain):
+        optimizer = torch.optim.AdamW(each.parameters())
+        for _ in range(3):
+            optimizer.zero_grad()
+            each(x).mean().backward()
+            optimizer.step()
+    assert all(map(torch.equal, model.parameters(), plain.parameters()))
+
+
+def test_a_larger_batch_is_counted(cache):
+    model, budget = tower(layers=2), 2**22
+    recoup.optimize(model, budget=budget, cache=cache, **QUICK)
+    for batch in (2, 3, 6, 12, 64):
+        x = torch.randn(batch, 3, 32, 32)
+        model.zero_grad(set_to_none=True)
+        try:
+            model(x).sum().backward()
+        except recoup.BudgetError:
+            break
+        model.zero_grad(set_to_none=True)
+        assert measure_peak(lambda x=x: model(x).sum().backward(), CPU) <= budget
+    assert batch > 3
+
+
+def test_a_profiler_that_runs_is_not_disturbed(cache):
+    model = recoup.optimize(tower(), budget=0.9, cache=cache / "none", **QUICK)
+    x = torch.randn(2, 3, 16, 16)
+    with torch.profiler.profile() as profiler:
+        with pytest.raises(recoup.CaptureError, match="run one step before profiling"):
+            model(x)
+        torch.ones(1).add(1)
+    assert "aten::add" in {event.key for event in profiler.key_averages()}
 
 
 def test_reserve_plans_ahead(cache):

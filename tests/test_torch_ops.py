@@ -1,5 +1,7 @@
 """Operators that are hard to run again: random numbers, constants, complex numbers, backwards of one's own."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -7,7 +9,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import recoup
-from tests.torch_helpers import QUICK, check, images, net, tight
+from tests.torch_helpers import QUICK, assert_same, check, images, net, state, tight
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -43,6 +45,50 @@ class TestRandomness:
     def test_dropout_of_everything(self, cache):
         model = nn.Sequential(nn.Linear(8, 64), nn.Dropout(1.0), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
         check(model, (torch.randn(256, 8),), cache)
+
+    def test_a_bernoulli_of_nothing_draws(self, cache):
+        class Depth(nn.Module):
+            """Stochastic depth, whose first block is never dropped."""
+
+            def __init__(self):
+                super().__init__()
+                self.blocks = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+
+            def forward(self, x):
+                for index, block in enumerate(self.blocks):
+                    x = torch.tanh(block(x)) * (1 - torch.empty_like(x).bernoulli_(0.2 * index))
+                return x
+
+        check(Depth(), (torch.randn(256, 64),), cache, share=0.3)
+
+    def test_a_backward_draws_in_its_turn(self, cache):
+        class Noise(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x * 2
+
+            @staticmethod
+            def backward(ctx, gradient):
+                return gradient + torch.randn(256, 64)
+
+        class Noisy(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.blocks = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+
+            def forward(self, x):
+                for block in self.blocks:
+                    x = Noise.apply(torch.tanh(block(x)))
+                return x
+
+        model = Noisy()
+        plain = copy.deepcopy(model)
+        x = torch.randn(256, 64)
+        recoup.optimize(model, budget=tight(model, x, 0.5, cache), cache=cache, **QUICK)
+        for each in (model, plain):
+            torch.manual_seed(1)
+            functional.dropout(each(x), 0.5).sum().backward()  # the loss draws before the backward does
+        assert_same(state(model), state(plain))
 
     def test_other_random_ops(self, cache):
         class Noisy(nn.Module):
@@ -209,3 +255,22 @@ def test_ops_whose_integers_and_numbers_must_be_right(cache):
             return functional.binary_cross_entropy(y, torch.bernoulli(y).detach()) * y.sum()
 
     check(Bag(), (torch.randint(0, 10, (512, 5)),), cache, recomputes=False)
+
+
+@pytest.mark.parametrize("name", ["inv", "cholesky", "solve"])
+def test_ops_that_check_their_result(cache, name):
+    """PyTorch gives their graphs inputs of its own, tokens that keep the checks in order."""
+
+    class Solves(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+
+        def forward(self, x):
+            y = torch.tanh(self.first(x))
+            square = y.t() @ y + 64 * torch.eye(64)
+            if name == "solve":
+                return torch.linalg.solve(square, self.second(y).t())
+            return self.second(y) @ getattr(torch.linalg, name)(square)
+
+    check(Solves(), (torch.randn(64, 64),), cache, budget=1.0, recomputes=False)

@@ -70,6 +70,17 @@ def test_the_same_numbers_within_the_budget(cache, function, count):
     assert traced(planned) == count
 
 
+@pytest.mark.filterwarnings("ignore:a number that changes")
+def test_zero_has_a_sign(cache):
+    def signed(model, x, t):
+        return torch.copysign(model(x), torch.full((16,), t)).sum()
+
+    model = body()
+    planned = recoup.optimize(signed, budget=1.0, cache=cache, **QUICK)
+    for t in (0.5, 1.5, 0.0, -0.0):
+        assert_same(gradients(planned, model, t), gradients(signed, model, t))
+
+
 def test_what_is_traced_for_each_value_is_said(cache):
     planned = recoup.optimize(powered, budget=0.9, cache=cache, **QUICK)
     model = body()

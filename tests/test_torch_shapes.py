@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import recoup
+from recoup.torch.memory import measure_peak
 from tests.torch_helpers import QUICK, assert_same, images, net, state, tight
 
 pytestmark = [
@@ -77,3 +78,23 @@ class TestShapes:
                 each.zero_grad(set_to_none=True)
                 each(given).square().sum().backward()
             assert_same(state(model), state(plain))
+
+
+def test_workspaces_of_other_arguments_are_not_taken_over(cache):
+    """A convolution without dilation takes another way, which unfolds its input."""
+
+    class Dilated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(8, 3, 3, 3, dtype=torch.float64))
+
+        def forward(self, x, dilation):
+            return torch.nn.functional.conv2d(x, self.weight, padding=dilation, dilation=dilation).square()
+
+    model, cpu = Dilated(), torch.device("cpu")
+    recoup.optimize(model, budget="64MiB", cache=cache, **QUICK)
+    for batch, dilation in ((4, 2), (6, 2), (16, 2), (16, 3), (16, 1)):
+        x = torch.randn(batch, 3, 32, 32, dtype=torch.float64)
+        model.zero_grad(set_to_none=True)
+        peak = measure_peak(lambda x=x, dilation=dilation: model(x, dilation).sum().backward(), cpu)
+        assert peak <= recoup.plans(model)[-1].peak_bytes

@@ -20,6 +20,20 @@ class TestState:
         planned = check(net(norm=True), (images(),), cache, share=0.1)
         assert [int(module.num_batches_tracked) for module in planned if isinstance(module, nn.BatchNorm2d)] == [3] * 3
 
+    def test_a_batch_norm_applied_twice_and_run_again_in_between(self, cache):
+        class Twice(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.convolution, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+
+            def forward(self, x):
+                first = self.norm(self.convolution(x))
+                with torch.no_grad():  # the peak
+                    wide = torch.sin(x.repeat(1, 24, 1, 1)).cos().mean(1, keepdim=True)
+                return self.norm(first + wide)
+
+        check(Twice(), (images(4, 32),), cache, share=0.0)
+
     @pytest.mark.parametrize("arguments", [{"affine": False}, {"track_running_stats": False}, {"momentum": 0.5}])
     def test_batch_norm_of_every_kind(self, cache, arguments):
         pairs = ((nn.Conv2d(i, 8, 3, padding=1), nn.BatchNorm2d(8, **arguments), nn.ReLU()) for i in (3, 8, 8))
@@ -229,3 +243,58 @@ class TestWriting:
             (each(x) + each.kept.sum()).backward()
         assert_same(model.kept, plain.kept)
         assert_same(state(model), state(plain))
+
+
+def test_what_is_overwritten_is_read_before(cache):
+    """A copy that only the backward reads is made before the original changes."""
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, scale):
+            ctx.save_for_backward(scale.clone())
+            return x * scale
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * ctx.saved_tensors[0], None
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(16, 16)
+            self.register_buffer("scale", torch.ones(16))
+
+        def forward(self, x):
+            y = Scaled.apply(self.linear(x), self.scale)
+            self.scale.add_(1)
+            return y
+
+    check(Model(), (torch.randn(64, 16),), cache, budget=1.0, recomputes=False)
+
+
+def test_buffers_that_share_memory(cache):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(64, 64)
+            memory = torch.linspace(0.1, 1, 1024 * 64 + 64)
+            self.register_buffer("large", memory[: 1024 * 64].view(1024, 64))
+            self.register_buffer("small", memory[32 : 32 + 64])
+
+        def forward(self, x):
+            y = torch.tanh(torch.tanh(self.linear(x)) * torch.exp(self.large))
+            self.small.mul_(3.0)
+            return y.tanh().sum()
+
+    torch.manual_seed(0)
+    model = Model()
+    torch.manual_seed(0)
+    plain = Model()  # a deep copy of buffers would not share
+    x = torch.randn(1024, 64)
+    recoup.optimize(model, budget=tight(model, x, 0.0, cache, 0.01), cache=cache, **QUICK)
+    for _ in range(2):
+        for each in (model, plain):
+            each.zero_grad()
+            each(x).backward()
+        assert_same(state(model), state(plain))
+    assert repeats(model) > 0

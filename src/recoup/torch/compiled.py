@@ -18,7 +18,7 @@ from recoup.planfile import Plan
 from recoup.schedule import Schedule
 from recoup.torch.corrections import Corrections
 from recoup.torch.fusion import folded_nodes, fused_costs, is_fused_kernel
-from recoup.torch.internals import compile_inductor, written_input
+from recoup.torch.internals import argument, compile_inductor, written_input
 from recoup.torch.joint import read_joint
 from recoup.torch.memory import measure_peak
 from recoup.torch.planning import StepPlan, StepPlanner
@@ -62,11 +62,11 @@ class _Partitioner:
     is_plain: bool = False
     learned: bool = False
     key: str = ""
-    written: set[str] = field(default_factory=set)
-    """The inputs that the step writes to, by name."""
+    written: set[int | None] = field(default_factory=set)
+    """The arguments that the step writes to; None stands for some that share memory."""
 
     def __call__(self, traced: fx.GraphModule, outputs: int) -> tuple[fx.GraphModule, fx.GraphModule] | None:
-        self.written = {str(target) for node in traced.graph.nodes if (target := written_input(node)) is not None}
+        self.written = {argument(to) for node in traced.graph.nodes if (to := written_input(node)) is not None}
         copy_gradients(traced, outputs, self.leaves)
         plain = read_joint(traced, outputs, folded_nodes(traced))
         self.step = self.planner.plain(plain, self._costs(plain))
@@ -200,7 +200,7 @@ def _as_measured(plan: Plan, peak_bytes: int) -> Plan:
 
 
 def _try_out(
-    function: Callable[..., Any], args: Sequence[Any], step: StepPlan, planner: StepPlanner, written: set[str]
+    function: Callable[..., Any], args: Sequence[Any], step: StepPlan, planner: StepPlanner, written: set[int | None]
 ) -> _Tried:
     """Run forward and backward on the caller's own inputs and undo it: no gradient, buffer or random state changes."""
     planner.reporter.say("trying out the compiled step")
@@ -216,13 +216,13 @@ def _try_out(
 
 
 def _measured(
-    function: Callable[..., Any], args: Sequence[Any], device: torch.device, written: set[str]
+    function: Callable[..., Any], args: Sequence[Any], device: torch.device, written: set[int | None]
 ) -> tuple[int, float]:
     """Bytes at the peak of a step, and seconds."""
     tensors = [
         arg
-        for index, arg in enumerate(args, 1)
-        if isinstance(arg, torch.Tensor) and (not arg.requires_grad or f"primals_{index}" in written)
+        for index, arg in enumerate(args)
+        if isinstance(arg, torch.Tensor) and (not arg.requires_grad or not written.isdisjoint({index, None}))
     ]
     versions = [tensor._version for tensor in tensors]
     copies = [tensor.detach().to("cpu", copy=True) for tensor in tensors]

@@ -21,6 +21,7 @@ from torch import fx
 from torch._dynamo.output_graph import GraphCompileReason
 from torch._dynamo.utils import graph_break_reasons
 from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd.descriptors import PlainAOTInput
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import get_default_op_list, min_cut_rematerialization_partition
 from torch._inductor import config as inductor_config
@@ -29,6 +30,7 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.virtualized import V
 from torch._prims import rng_prims
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.graph import _BoxedCodeGen
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -37,6 +39,7 @@ from recoup.errors import CaptureError
 UNTRACEABLE = (DataDependentOutputException, DynamicOutputShapeException)  # what depends on numbers in a tensor
 RUN_AND_SAVE_STATE = rng_prims.run_and_save_rng_state  # (op, *args): the generator's state before, and the result
 RUN_WITH_STATE = rng_prims.run_with_rng_state  # (state, op, *args): the result; both for the current device
+RECOMPILE_LIMIT = 64  # PyTorch's own is 8, after which it runs eagerly: fewer than the layers one may unfreeze in turn
 _names = itertools.count()
 Partition = Callable[[fx.GraphModule, int], tuple[fx.GraphModule, fx.GraphModule] | None]
 
@@ -58,6 +61,7 @@ def compile_dynamo(function: Callable[..., Any], backend: Callable[..., Any]) ->
     compiled = torch.compile(step, backend=backend)
     settings = {
         "fail_on_recompile_limit_hit": True,
+        "recompile_limit": max(RECOMPILE_LIMIT, torch._dynamo.config.recompile_limit),
         "skip_nnmodule_hook_guards": False,
         "allow_unspec_int_on_nn_module": True,
     }
@@ -68,8 +72,10 @@ def compile_dynamo(function: Callable[..., Any], backend: Callable[..., Any]) ->
                 return compiled(*args, **kwargs)
             except torch._dynamo.exc.FailOnRecompileLimitHit as problem:
                 raise CaptureError(
-                    "torch.compile gave up on this program, which changes with every call in something that it was "
-                    f"compiled for; TORCH_LOGS=recompiles says what: {str(problem).splitlines()[0]}"
+                    f"torch.compile gave up on this program after {settings['recompile_limit']} variants of it: it "
+                    "changes in something that it is compiled for. TORCH_LOGS=recompiles says what; "
+                    "torch._dynamo.config.recompile_limit, set before recoup.optimize, allows for more: "
+                    f"{str(problem).splitlines()[0]}"
                 ) from None
 
     return call
@@ -90,6 +96,11 @@ def graph_break(module: fx.GraphModule) -> Break | None:
     """What ended this part of the program early, if anything did."""
     reason = getattr(module, "compile_subgraph_reason", None)
     return None if reason is None or not reason.graph_break else _break(reason)
+
+
+def is_traced() -> bool:
+    """Whether this runs while somebody traces it, in this thread: ``torch.compiler.is_compiling`` is true in all."""
+    return torch.compiler.is_dynamo_compiling() or torch.compiler.is_exporting()
 
 
 def is_transformed() -> bool:
@@ -164,9 +175,14 @@ def real_tensors(device: torch.device) -> Iterator[None]:
         yield
 
 
+def is_profiled() -> bool:
+    """Whether one of PyTorch's profilers runs; there can only be one."""
+    return bool(torch._C._autograd._profiler_enabled())
+
+
 def is_fake(tensor: torch.Tensor) -> bool:
-    """Whether the tensor only describes one."""
-    return isinstance(tensor, FakeTensor)
+    """Whether the tensor only describes one, or stands for one, while a program is traced; some outlive that."""
+    return isinstance(tensor, FakeTensor | FunctionalTensor) or torch._is_functional_tensor(tensor)
 
 
 def has_storage(tensor: torch.Tensor) -> bool:
@@ -184,14 +200,35 @@ def storage_key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def mutated_inputs(joint: fx.GraphModule) -> set[int]:
-    """Which inputs (by position) are overwritten after the forward, from AOTAutograd's description of the outputs."""
-    described = output_node(joint.graph).meta.get("desc") or ()
-    return {
-        desc.mutated_input.idx
-        for desc in described
-        if hasattr(desc, "mutated_input") and hasattr(desc.mutated_input, "idx")
-    }
+def argument(node: fx.Node) -> int | None:
+    """The position of the caller's argument behind an input of a joint graph, from AOTAutograd's description.
+
+    None for what is no argument: a token that orders effects, a base that several arguments are views of.
+    """
+    described = node.meta.get("desc")
+    return described.idx if isinstance(described, PlainAOTInput) else None
+
+
+def mutated_inputs(joint: fx.GraphModule) -> set[fx.Node]:
+    """Which inputs are overwritten after the forward, from AOTAutograd's description of the outputs."""
+    return {node for _, node in _described(joint, "mutated_input")}
+
+
+def gradients(joint: fx.GraphModule) -> list[tuple[int, fx.Node]]:
+    """Where among a joint graph's outputs gradients are, and the inputs that they belong to."""
+    return _described(joint, "grad_of")
+
+
+def _described(joint: fx.GraphModule, what: str) -> list[tuple[int, fx.Node]]:
+    inputs = {node.meta["desc"]: node for node in joint.graph.find_nodes(op="placeholder") if "desc" in node.meta}
+    outputs = enumerate(output_node(joint.graph).meta.get("desc") or ())
+    found = [(position, inputs.get(getattr(described, what, None))) for position, described in outputs]
+    return [(position, node) for position, node in found if node is not None]
+
+
+def is_of_forward(node: fx.Node) -> bool:
+    """Whether the node was there when AOTAutograd had traced the forward, and began with the backward."""
+    return node.meta.get("partitioner_tag") in ("is_forward", "must_be_in_forward")
 
 
 def written_input(node: fx.Node) -> fx.Node | None:
@@ -207,13 +244,14 @@ def output_node(graph: fx.Graph) -> fx.Node:
 
 
 def is_random(node: fx.Node) -> bool:
-    """Whether the node draws from the generator (attention does only with dropout)."""
+    """Whether the node draws from the generator (dropout does only with a probability, and so does attention)."""
     tags = getattr(node.target, "tags", ())
     if torch.Tag.nondeterministic_seeded not in tags:
         return False
-    for position, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
-        if argument.name in ("dropout_p", "p"):
-            given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name, 0.0)
+    probability = "p" if "dropout" in _packet_name(node) else "dropout_p"
+    for position, expected in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if expected.name == probability:
+            given = node.args[position] if position < len(node.args) else node.kwargs.get(probability, 0.0)
             return bool(given != 0.0)
     return True
 

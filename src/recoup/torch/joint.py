@@ -18,7 +18,15 @@ from torch import fx
 
 from recoup.graph import Phase
 from recoup.torch.costs import tensors_of
-from recoup.torch.internals import is_once, is_random, mutated_inputs, output_node, storage_key, written_input
+from recoup.torch.internals import (
+    is_of_forward,
+    is_once,
+    is_random,
+    mutated_inputs,
+    output_node,
+    storage_key,
+    written_input,
+)
 
 ARRIVAL = "tangents"  # the id of the op that stands for "the gradient of the outputs is there"
 BATCH_NORMS = {  # the training-mode batch norms, and where their new running statistics are among what they return
@@ -48,7 +56,8 @@ class JointOp:
     once: bool
     random: bool
     when_again: Mapping[fx.Node, fx.Node]
-    """What a later run reads instead: a batch norm's old running statistics are gone, and do not matter."""
+    """What a later run reads instead, and does not replace: a batch norm's old running statistics are gone, and do not
+    matter; its new ones are those of its first run."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,17 +97,22 @@ class Joint:
 def read_joint(module: fx.GraphModule, num_forward_outputs: int, folded: Set[fx.Node] = frozenset()) -> Joint:
     """Read what AOTAutograd traced; ``folded`` nodes are no ops, but part of whatever reads them.
 
-    Nodes that no output needs are left out, unless they draw random numbers or write to an input.
+    Nodes that no output needs are left out, unless they draw random numbers or write to an input. What draws in the
+    backward does so there; what reads an input that is overwritten does so in the forward.
     """
     joint = Joint(module, num_forward_outputs)
     nodes = [node for node in module.graph.nodes if node.op != "output"]
     given = [node for node in nodes if node.op != "call_function"]
     late = from_tangents(module.graph)
-    effects = [node for node in nodes if (is_random(node) or written_input(node)) and node not in late]
+    end = max((index for index, node in enumerate(nodes, 1) if is_of_forward(node)), default=len(nodes))
+    early = [node for node in nodes[:end] if node not in late]
+    writing = {node: target for node in nodes if node not in late and (target := written_input(node)) is not None}
+    drawing = {node for node in nodes if is_random(node)}
+    wanted = _needed([*joint.outputs[1], *drawing])
+    overwritten = mutated_inputs(module) | set(writing.values())
+    effects = {*writing, *drawing.intersection(early), *wanted.intersection(_readers(overwritten, early))}
     in_forward = _needed([*joint.outputs[0], *effects]) - set(given)
-    in_backward = _needed(joint.outputs[1]) - in_forward - set(given)
-    overwritten = {joint.inputs[0][index] for index in mutated_inputs(module)}
-    overwritten |= {target for node in effects if (target := written_input(node)) is not None}
+    in_backward = wanted - in_forward - set(given)
     reader = _Reader(joint, overwritten, folded)
     for node in given:
         reader.add(node, "forward")
@@ -191,6 +205,17 @@ def _needed(outputs: Iterable[Any]) -> set[fx.Node]:
             needed.add(node)
             stack.extend(node.all_input_nodes)
     return needed
+
+
+def _readers(inputs: set[fx.Node], nodes: list[fx.Node]) -> list[fx.Node]:
+    """The nodes that read one of these inputs, if only through a view, and are no views of it."""
+    keys = _keys(inputs)
+    reading = [node for node in nodes if not keys.isdisjoint(_keys(node.all_input_nodes))]
+    return [node for node in reading if keys.isdisjoint(_keys([node]))]
+
+
+def _keys(nodes: Iterable[fx.Node]) -> set[int]:
+    return {storage_key(tensor) for node in nodes for tensor in tensors_of(node.meta.get("val"))}
 
 
 def _is_tangent(node: fx.Node) -> bool:

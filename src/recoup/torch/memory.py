@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from recoup.errors import BudgetError
-from recoup.torch.internals import has_storage, is_fake
+from recoup.errors import BudgetError, CaptureError
+from recoup.torch.internals import has_storage, is_fake, is_profiled
 
 BLOCK = 512  # CUDA's allocator hands out multiples of this
 MIB = 2**20
@@ -139,6 +139,10 @@ def measure_peak(function: Callable[[], Any], device: torch.device) -> int:
 
 def allocation_curve(function: Callable[[], Any]) -> list[int]:
     """Bytes held on CPU after each allocation and release during ``function``, from PyTorch's own profiler."""
+    if is_profiled():
+        raise CaptureError(
+            "on CPU memory is measured with PyTorch's profiler, which runs already: run one step before profiling"
+        )
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it announces every start and stop on stderr otherwise
     with torch.autograd.profiler.profile(profile_memory=True) as recorded:
         function()

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from recoup.errors import CaptureError, RecoupError, SettingError
 from recoup.planfile import Plan
-from recoup.torch.internals import breaks_since, compile_dynamo, count_breaks, is_transformed
+from recoup.torch.internals import breaks_since, compile_dynamo, count_breaks, is_traced, is_transformed
 from recoup.torch.part import Part, Planned
 from recoup.torch.session import RecoupWarning, Session
 from recoup.torch.settings import Mode, Settings, given_plan
@@ -86,7 +86,7 @@ def _planned(function: Callable[..., Any], session: Session) -> Callable[..., An
 
     def planned(*args: Any, **kwargs: Any) -> Any:
         nonlocal compiled
-        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if not torch.is_grad_enabled() or is_traced():
             return function(*args, **kwargs)
         session.begin()
         before = count_breaks()
@@ -95,6 +95,8 @@ def _planned(function: Callable[..., Any], session: Session) -> Callable[..., An
         except BaseException as problem:
             with suppress(RecoupWarning):  # as an error it would hide the problem
                 session.note_breaks(breaks_since(before))
+            if session.calls == 0:  # Dynamo would not look at this function again
+                compiled = compile_dynamo(function, functools.partial(_backend, session))
             if isinstance(problem, RecoupError):
                 raise problem.with_traceback(None) from None  # the way through Dynamo says nothing to the user
             raise

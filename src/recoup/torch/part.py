@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +17,14 @@ from recoup.planfile import Plan
 from recoup.schedule import Schedule
 from recoup.torch import compiled, eager
 from recoup.torch.internals import UNTRACEABLE, graph_break
+from recoup.torch.memory import allocated_size
 from recoup.torch.planning import StepPlanner
 from recoup.torch.progress import Reporter
 from recoup.torch.scalars import read_scalars
 from recoup.torch.session import Session
+
+_compiling = threading.RLock()
+"""Tracing is not for several threads at a time."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +53,13 @@ class Part:
         self.ends_early = graph_break(module)
         self.share_later = 0.5 if self.ends_early and not session.only_plan else 0.0
         """Share of the memory above the resident part that is left to parts that run after this one."""
+        self.later_gradients = 0
+        """Bytes of gradients that those have made when this one's backward begins."""
+        self.new_gradients = 0
+        """Bytes of gradients that this one makes where there were none."""
         self.variants: dict[Any, list[Variant]] = {}
         self.current: Variant | None = None
-        self._device: torch.device | None = None
+        self._device = torch.device("cpu")
         self._dynamic = [index for index in _dynamic_positions(module) if index not in self.scalars.ints]
         if self.scalars.by_value:
             session.note(
@@ -68,6 +77,7 @@ class Part:
         self.current = variant
         if variant.plan is not None:
             self.session.ran.append(self)
+            self.new_gradients = _new_gradients(args, self._device) if len(self.session.parts) > 1 else 0
         return variant.function(*given)
 
     def plain_need(self) -> int:
@@ -79,16 +89,17 @@ class Part:
 
     def _variant(self, args: Sequence[Any]) -> Variant:
         session = self.session
-        if self._device is None:
+        if self.current is None:
             self._device = session.device(args)
         device = self._device
         resident = session.resident(device, args)
         shapes = (_shape(args[index]) for index in self._dynamic)
-        key = (self.share_later, *shapes, *self.scalars.values(args))
+        key = (self.share_later, self.later_gradients, *shapes, *self.scalars.key(args))
         fitting = [variant for variant in self.variants.get(key, ()) if resident <= variant.resident]
         if fitting:
             return min(fitting, key=lambda variant: variant.resident)
-        variant = self._compile(args, device, resident)
+        with _compiling:
+            variant = self._compile(args, device, session.resident(device, args, anew=True))
         self.variants.setdefault(key, []).append(variant)
         return variant
 
@@ -105,6 +116,7 @@ class Part:
                 mode,
                 resident,
                 self.share_later,
+                self.later_gradients,
                 known if self._dynamic or self.scalars.by_value else (),
                 session.settings.plan is None and not session.only_plan,
                 max((step.budget for step in known), default=0),
@@ -132,6 +144,13 @@ class Part:
             raise Planned(step.plan)
         known.append(step)
         return Variant(function, step.resident, step.plan)
+
+
+def _new_gradients(args: Sequence[Any], device: torch.device) -> int:
+    """Bytes of the gradients that these leaves will have and do not have yet."""
+    leaves = {id(arg): arg for arg in args if isinstance(arg, torch.Tensor) and arg.is_leaf and arg.requires_grad}
+    missing = [leaf for leaf in leaves.values() if leaf.grad is None and leaf.device.type == device.type]
+    return sum(allocated_size(leaf.numel() * leaf.element_size(), device) for leaf in missing)
 
 
 def _dynamic_positions(module: fx.GraphModule) -> list[int]:

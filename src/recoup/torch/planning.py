@@ -25,8 +25,8 @@ from recoup.torch.profile import profile
 from recoup.torch.progress import Reporter
 from recoup.torch.rng import CPU_STATE_BYTES
 from recoup.torch.settings import Settings
-from recoup.torch.step import step_graph
-from recoup.torch.store import Store, device_name, library_versions
+from recoup.torch.step import ARGUMENTS, arguments, step_graph
+from recoup.torch.store import Store, conditions, library_versions
 from recoup.units import Budget, format_bytes, resolve_budget
 
 GRAIN = 1024  # resident memory is rounded up to this part of the budget, so that a few bytes more are no new plan
@@ -58,6 +58,7 @@ class StepPlanner:
     mode: str
     now: int
     share_later: float
+    later_gradients: int
     known: Sequence[StepPlan]
     """Plans for other shapes of the same program."""
     may_be_plain: bool
@@ -133,6 +134,10 @@ class StepPlanner:
             old = {op.id: op for op in other.plan.graph.ops}
             if old.keys() != {op.id for op in joint.ops} | {ARRIVAL}:
                 continue
+            if any(
+                old[op.id].workspace and (old[op.id].meta or {}).get(ARGUMENTS) != arguments(op) for op in joint.ops
+            ):
+                continue
             sizes = {value.id: value.bytes for value in other.plan.graph.values}
             if any(allocated_size(one.bytes, self.device) > sizes.get(one.id, -1) for one in joint.storages):
                 continue
@@ -171,7 +176,9 @@ class StepPlanner:
 
     def _graph(self, joint: Joint, costs: Mapping[str, Cost], budget: int, around: int, replay: bool = True) -> Graph:
         between = int(self.share_later * max(0, budget - self.resident))
-        return step_graph(joint, costs, self.device, around, between=between, replay=replay)
+        return step_graph(
+            joint, costs, self.device, around, between=between, later_gradients=self.later_gradients, replay=replay
+        )
 
     def costs(self, nodes: Sequence[fx.Node], channels_last: bool = False) -> dict[str, Cost]:
         """What each signature among the nodes costs: measured here, or estimated for a device that is not."""
@@ -183,7 +190,7 @@ class StepPlanner:
         """Where a plan was measured: hardware, then what the numbers depend on."""
         if self.settings.estimate:
             return f"a GPU that was not there; estimated, {library_versions()}"
-        return f"{device_name(self.device)}; {library_versions()}, {self.mode}"
+        return f"{conditions(self.device)}, {self.mode}"
 
     def _solve(self, graph: Graph, limit: int) -> tuple[Plan | None, str]:
         """A plan from the store or from the planner, or why there is none."""

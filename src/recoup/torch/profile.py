@@ -11,6 +11,7 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_map
 
+from recoup.errors import RecoupError
 from recoup.torch.costs import Cost, signature, tensors_of
 from recoup.torch.estimate import estimate
 from recoup.torch.internals import real_tensors
@@ -68,7 +69,7 @@ def _measure(node: fx.Node, device: torch.device, channels_last: bool) -> Cost |
         for _ in range(WARM_UP):
             run()
         return _measure_cuda(run, device, args, kwargs) if device.type == "cuda" else _measure_cpu(run, args, kwargs)
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, RecoupError):
         raise
     except (RuntimeError, TypeError, ValueError, IndexError, KeyError, NotImplementedError, AttributeError):
         return None

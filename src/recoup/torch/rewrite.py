@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from recoup.torch.fusion import is_view, node_bytes
-from recoup.torch.internals import output_node
+from recoup.torch.internals import argument, gradients, output_node
 from recoup.torch.joint import from_tangents
 
 aten = torch.ops.aten
@@ -63,20 +63,16 @@ def copy_gradients(module: fx.GraphModule, num_forward_outputs: int, leaves: lis
     """Copy the gradients that autograd copies before it keeps them as a parameter's, so that the plan counts the copy.
 
     Autograd keeps what it is given if nobody else holds it and it lies in memory as the parameter does. A slice of a
-    larger gradient, a transposed or an expanded one does not; two parameters cannot keep the same. ``leaves`` are the
-    inputs that are parameters.
+    larger gradient, a transposed or an expanded one does not; two parameters cannot keep the same. ``leaves`` says
+    which of the caller's arguments are parameters.
     """
     graph = module.graph
     output = output_node(graph)
-    late = from_tangents(graph)
-    inputs = [node for node in graph.find_nodes(op="placeholder") if node not in late]
-    if len(leaves) != len(inputs):  # AOTAutograd passes an argument that is given twice once
-        leaves = [True] * len(inputs)
     returned: list[Any] = list(output.args[0])  # type: ignore[arg-type]
     held = {*returned[:num_forward_outputs], *graph.find_nodes(op="placeholder")}
-    for index, (parameter, is_leaf) in enumerate(zip(inputs, leaves, strict=True), num_forward_outputs):
-        gradient = returned[index]
-        if is_leaf and isinstance(gradient, fx.Node):
+    for index, parameter in gradients(module):
+        gradient, position = returned[index], argument(parameter)
+        if isinstance(gradient, fx.Node) and (position is None or leaves[position]):
             if gradient in held or not _lies_like(gradient.meta["val"], parameter.meta["val"]):
                 returned[index] = _copied(graph, output, gradient, parameter.meta["val"])
             held.add(gradient)

@@ -44,6 +44,10 @@ class Scalars:
         """The numbers that the graph is traced for."""
         return tuple(args[index].item() for index in self.by_value)
 
+    def key(self, args: Sequence[Any]) -> tuple[str, ...]:
+        """The same for the same :meth:`values`: 0.0 and -0.0 are equal, and not the same."""
+        return tuple(map(repr, self.values(args)))
+
     def fixed(self, args: Sequence[Any]) -> fx.GraphModule:
         """The graph for the numbers in these arguments."""
         if not self.by_value:

@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from recoup.torch.internals import Break
 from recoup.torch.memory import automatic_budget, live_bytes, resident_bytes
 from recoup.torch.settings import Mode, Settings
-from recoup.torch.store import Store
+from recoup.torch.store import Store, conditions
 from recoup.units import Budget
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class Session:
         needs = [max(part.plain_need(), 1) for part in self.ran]
         for index, part in enumerate(self.ran):
             part.share_later = sum(needs[index + 1 :]) / sum(needs[index:])
+            part.later_gradients = sum(later.new_gradients for later in self.ran[index + 1 :])
 
     def device(self, args: Sequence[Any]) -> torch.device:
         """The accelerator that holds most of the inputs' bytes; the CPU only where there is none."""
@@ -79,7 +80,7 @@ class Session:
 
     def store(self, device: torch.device) -> Store:
         """The measurements and plans for the device."""
-        if self._store is None or self._store.device != device:
+        if self._store is None or self._store.device != device or self._store.measured_with != conditions(device):
             self._store = Store.open(device, self.settings.cache)
         return self._store
 
@@ -95,14 +96,16 @@ class Session:
         """Compiled on CUDA, eager elsewhere, unless the user chose."""
         return self.settings.compile or ("inductor" if device.type == "cuda" else "eager")
 
-    def resident(self, device: torch.device, args: Sequence[Any]) -> int:
-        """Bytes on the device now. On CPU live storages are searched for only when gradients or optimizer state, the
-        things that grow, have changed, or another part runs."""
+    def resident(self, device: torch.device, args: Sequence[Any], anew: bool = False) -> int:
+        """Bytes on the device now. On CPU live storages are searched for only ``anew``, or when the inputs, their
+        gradients or optimizer state, the things that grow, have changed in size, or another part runs."""
         if device.type == "cuda":
             return resident_bytes(device)
-        grads = [arg.grad for arg in args if isinstance(arg, torch.Tensor) and arg.is_leaf and arg.grad is not None]
-        token = (live_bytes(grads, device), tuple(_optimizer_tensors.values()), len(self.ran))
-        if self._scanned is None or self._scanned[0] != token:
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        grads = [arg.grad for arg in tensors if arg.is_leaf and arg.grad is not None]
+        sizes = live_bytes(tensors, device), live_bytes(grads, device)
+        token = (sizes, tuple(_optimizer_tensors.values()), len(self.ran))
+        if anew or self._scanned is None or self._scanned[0] != token:
             self._scanned = (token, resident_bytes(device))
         return self._scanned[1]
 
@@ -118,5 +121,5 @@ class Session:
                 self.note(f"{what}: {one}")
 
     def note(self, text: str) -> None:
-        """Tell the user once."""
+        """Tell the user."""
         warnings.warn(text, RecoupWarning, stacklevel=2)

@@ -125,7 +125,7 @@ class _Half:
         def read(node: fx.Node) -> fx.Node:
             return self._value(op.when_again.get(node, node) if again else node)
 
-        random = op.id in self.replayed
+        random = op.id in self.replayed or (op.random and self.replay.once is not None)
         result = self._run_random(op, read) if random else self.graph.node_copy(op.node, read)
         if again:
             keep_place(result, self.kernels)
@@ -135,15 +135,17 @@ class _Half:
         if self.joint.storage_of.get(op.node) not in keep or parts:
             self.at[op.node] = result
         for part in parts:
-            if self.joint.storage_of.get(part) not in keep:
+            if self.joint.storage_of.get(part) not in keep and not (again and part in op.when_again.values()):
                 self.at[part] = self.graph.call_function(operator.getitem, (result, part.args[1]))
                 self.at[part].meta.update(part.meta)
 
     def _run_random(self, op: JointOp, read: Any) -> fx.Node:
-        """Through :mod:`recoup.torch.rng`, with the generator's state beside the result the first time."""
+        """Through :mod:`recoup.torch.rng`, with the generator's state beside the first of several results."""
         target: Any = op.node.target
         args, kwargs = fx.map_arg(op.node.args, read), fx.map_arg(op.node.kwargs, read)
-        if op.id in self.states:
+        if op.id not in self.replayed:
+            result = self.graph.call_function(self.replay.once, (target, *args), kwargs)  # type: ignore[arg-type]
+        elif op.id in self.states:
             result = self.graph.call_function(self.replay.again, (self.states[op.id], target, *args), kwargs)
         else:
             both = self.graph.call_function(self.replay.first, (target, *args), kwargs)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 from recoup.builder import GraphBuilder
 from recoup.graph import Graph, Implementation
@@ -15,6 +16,8 @@ from recoup.torch.costs import Cost, tensors_of
 from recoup.torch.joint import ARRIVAL, Joint, JointOp
 from recoup.torch.memory import allocated_size
 
+ARGUMENTS = "arguments"
+_LATER = "gradients of later parts"
 LOSS_COPIES = 2  # a loss outside holds its own copy of what it reads, and a gradient of that, before ours arrives
 
 
@@ -25,13 +28,14 @@ def step_graph(
     resident: int,
     *,
     between: int = 0,
+    later_gradients: int = 0,
     replay: bool = True,
 ) -> Graph:
     """The graph of one step with ``resident`` bytes on the device when it begins.
 
-    ``between`` is what the rest of the program needs after this forward and before its backward; a loss outside is
-    always allowed for. The gradients that arrive are held by autograd until the backward returns. Without ``replay``,
-    random ops run once.
+    ``between`` is what the rest of the program needs after this forward and before its backward, and
+    ``later_gradients`` what it leaves of that for good; a loss outside is always allowed for. The gradients that arrive
+    are held by autograd until the backward returns. Without ``replay``, random ops run once.
     """
     builder = GraphBuilder(time_unit="s", resident_bytes=resident)
     sizes = _sizes(joint, costs, device)
@@ -40,6 +44,9 @@ def step_graph(
     overwritten = _overwritten(joint, costs, sizes)
     for index, storage in enumerate(joint.storages):
         builder.value(storage.id, sizes[index])
+    left = [_LATER] if later_gradients else []
+    for name in left:
+        builder.value(name, later_gradients)
 
     def ids(storages: Any) -> list[str]:
         return [joint.storages[index].id for index in storages]
@@ -57,7 +64,7 @@ def step_graph(
             name=str(op.node.target),
             phase=op.phase,
             once=op.once or (op.random and not replay),
-            meta=_meta(op.node),
+            meta=_meta(op.node) | ({ARGUMENTS: arguments(op)} if cost.workspace else {}),
         )
 
     for op in joint.ops:
@@ -68,7 +75,7 @@ def step_graph(
     builder.op(
         ARRIVAL,
         inputs=ids(sorted(returned & made)),
-        outputs=ids(tangents),
+        outputs=ids(tangents) + left,
         workspace=max(loss, between),
         phase="backward",
         once=True,
@@ -76,7 +83,7 @@ def step_graph(
     for op in joint.ops:
         if op.phase == "backward":
             add(op)
-    return builder.build(outputs=ids(sorted((joint.stays & made) | set(tangents))))
+    return builder.build(outputs=ids(sorted((joint.stays & made) | set(tangents))) + left)
 
 
 def _overwritten(joint: Joint, costs: Mapping[str, Cost], sizes: list[int]) -> dict[str, tuple[int, int]]:
@@ -102,6 +109,11 @@ def _sizes(joint: Joint, costs: Mapping[str, Cost], device: torch.device) -> lis
             for storage, size in zip(op.writes, measured, strict=True):
                 sizes[storage] = max(sizes[storage], size) if here[storage] else 0
     return [allocated_size(size, device) for size in sizes]
+
+
+def arguments(op: JointOp) -> str:
+    """What the op is given besides tensors: strides, dilation. Its workspace depends on them."""
+    return str([str(given) for given in tree_leaves((op.node.args, op.node.kwargs)) if not isinstance(given, fx.Node)])
 
 
 def _meta(node: fx.Node) -> dict[str, Any]:

@@ -40,11 +40,19 @@ def library_versions() -> str:
         parts += [f"cuda {torch.version.cuda}", f"cudnn {torch.backends.cudnn.version()}"]
     settings = (
         torch.backends.cudnn.benchmark,
+        torch.backends.cudnn.deterministic,
+        torch.backends.cudnn.enabled,
+        torch.backends.cudnn.allow_tf32,
         torch.are_deterministic_algorithms_enabled(),
         torch.get_float32_matmul_precision(),
         torch.backends.mkldnn.enabled,
     )
     return ", ".join([*parts, f"settings {settings}"])
+
+
+def conditions(device: torch.device) -> str:
+    """All that a measurement depends on."""
+    return f"{device_name(device)}; {library_versions()}"
 
 
 @dataclass
@@ -56,6 +64,8 @@ class Store:
 
     device: torch.device
     folder: Path | None
+    measured_with: str = ""
+    """The hardware, the library versions and the settings that its measurements are of."""
     _costs: dict[str, list[Any]] = field(default_factory=dict)
     _rates: Rates | None = None
     _changed: bool = False
@@ -70,6 +80,7 @@ class Store:
 
     def reload(self) -> None:
         """Begin anew, with what is on disk for the library versions and settings of now."""
+        self.measured_with = conditions(self.device)
         data = self._read("costs")
         self._costs = _costs(data)
         rates = data.get("rates")
@@ -117,7 +128,7 @@ class Store:
     def _path(self, name: str) -> Path | None:
         if self.folder is None:
             return None
-        return self.folder / f"{name}-{_digest(device_name(self.device) + library_versions())}.json"
+        return self.folder / f"{name}-{_digest(self.measured_with)}.json"
 
     def _read(self, name: str) -> dict[str, Any]:
         path = self._path(name)

@@ -94,7 +94,7 @@ class Part:
         device = self._device
         resident = session.resident(device, args)
         shapes = (_shape(args[index]) for index in self._dynamic)
-        key = (self.share_later, self.later_gradients, *shapes, *self.scalars.key(args))
+        key = (self.share_later, self.later_gradients, _learning(args), *shapes, *self.scalars.key(args))
         fitting = [variant for variant in self.variants.get(key, ()) if resident <= variant.resident]
         if fitting:
             return min(fitting, key=lambda variant: variant.resident)
@@ -151,6 +151,11 @@ def _new_gradients(args: Sequence[Any], device: torch.device) -> int:
     leaves = {id(arg): arg for arg in args if isinstance(arg, torch.Tensor) and arg.is_leaf and arg.requires_grad}
     missing = [leaf for leaf in leaves.values() if leaf.grad is None and leaf.device.type == device.type]
     return sum(allocated_size(leaf.numel() * leaf.element_size(), device) for leaf in missing)
+
+
+def _learning(args: Sequence[Any]) -> tuple[bool, ...]:
+    """Which inputs want a gradient: Dynamo of torch 2.11 does not notice when a parameter is unfrozen."""
+    return tuple(arg.requires_grad for arg in args if isinstance(arg, torch.Tensor))
 
 
 def _dynamic_positions(module: fx.GraphModule) -> list[int]:

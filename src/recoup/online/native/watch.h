@@ -46,7 +46,7 @@ class Watch {
   }
 
   static void seen(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-    if (keys.has(DispatchKey::Python)) return pass(op, keys, stack);  // what a mode or a subclass makes of it comes here
+    if (keys.has(DispatchKey::Python)) return ask_python(op, stack);
     c10::impl::ExcludeDispatchKeyGuard once(OURS);
     Watch* watch = active;
     if (watch == nullptr) {
@@ -191,6 +191,15 @@ class Watch {
  private:
   static void pass(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     op.redispatchBoxed(keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, OURS), stack);
+  }
+
+  // A mode or a subclass, as PyTorch's own fallback does, but what they make of the operator comes here: in torch 2.11,
+  // where our key is above Python's, that fallback excludes it.
+  static void ask_python(const OperatorHandle& op, Stack* stack) {
+    DispatchKeySet below(DispatchKeySet::FULL_AFTER, DispatchKey::Python);
+    DispatchKeySet above = DispatchKeySet(DispatchKeySet::FULL) ^ (below | DispatchKeySet(DispatchKey::Python));
+    c10::impl::ExcludeDispatchKeyGuard entered(above - DispatchKeySet(OURS));
+    (*getPyInterpreter())->dispatch(op, stack);
   }
 
   void run(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {

@@ -37,12 +37,14 @@ def one_thread() -> Iterator[None]:
     Small tensors gain nothing from more, and on a busy machine every operator waits for the slowest thread.
     """
     import torch
+    import torch._inductor.config as inductor
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch._dynamo.reset()
     accelerated = torch.backends.mkldnn.enabled
-    yield
+    with inductor.patch({"cpp.simdlen": 1}):  # kernels without vectors compile in two thirds of the time
+        yield
     torch._C._set_mkldnn_enabled(accelerated)  # PyTorch gives it up, for good, where it fails
     torch._dynamo.reset()
     torch.set_num_threads(threads)

@@ -18,7 +18,7 @@ from recoup.torch.memory import allocated_size
 
 ARGUMENTS = "arguments"
 _LATER = "gradients of later parts"
-LOSS_COPIES = 2  # a loss outside holds its own copy of what it reads, and a gradient of that, before ours arrives
+LOSS_COPIES = 3  # that a loss outside makes of what it reads, and of its gradient: cross entropy two, a square three
 
 
 def step_graph(

@@ -1,5 +1,6 @@
 """What all tests share. Random examples are new each time on a developer's machine, and the same each time in CI."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,11 @@ def one_thread() -> Iterator[None]:
     import torch
     import torch._inductor.config as inductor
 
+    from recoup.torch import memory
+
+    gc.collect()
+    gc.freeze()  # what PyTorch has imported is looked at once, and not each time that memory is counted
+    memory._STARTUP = gc.get_freeze_count()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch._dynamo.reset()

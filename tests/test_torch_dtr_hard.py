@@ -270,7 +270,7 @@ def test_a_block_that_cannot_begin_leaves_nothing_behind(monkeypatch):
         patch.setattr(torch.compiler, "set_stance", None)
         with pytest.raises(TypeError):
             dtr("64GiB").__enter__()
-    assert gc.get_freeze_count() == frozen
+    assert gc.get_freeze_count() <= frozen
     with dtr("64GiB"):
         assert (torch.ones(3) + 1).sum().item() == 6
 

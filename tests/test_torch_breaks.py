@@ -146,8 +146,8 @@ class TestBreaks:
         assert model.calls == 12
 
 
-@pytest.mark.parametrize("share", [0.7, 0.9])
-def test_gradients_of_later_parts_are_counted(cache, share):
+@pytest.mark.parametrize(("share", "every"), [(0.7, 1), (0.9, 1), (0.9, 2)])
+def test_gradients_of_later_parts_are_counted(cache, share, every):
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
@@ -161,8 +161,9 @@ def test_gradients_of_later_parts_are_counted(cache, share):
 
     model, x = Model(), torch.randn(1024, 64)
     recoup.optimize(model, budget=share, cache=cache, **QUICK)
-    for _ in range(3):  # what comes after a part is known after the first call
-        model.zero_grad(set_to_none=True)
+    for call in range(4):  # what comes after a part is known after the first call
+        if call % every == 0:  # else they are accumulated
+            model.zero_grad(set_to_none=True)
         model(x).backward()
     model.zero_grad(set_to_none=True)
     peak = measure_peak(lambda: model(x).backward(), torch.device("cpu"))

@@ -50,10 +50,13 @@ def peak(model, x):
     return measure_peak(lambda: step(model, x), CUDA)
 
 
-def assert_near(ours, theirs, exact):
-    """As near to what float64 gives as the plain step is, twice over: how PyTorch's own benchmarks judge Inductor."""
-    for mine, yours, true in zip(ours, theirs, exact, strict=True):
-        allowed = 2 * (yours - true).norm() + TOLERANCE / 10 * true.norm() + 1e-6
+def assert_near(ours, exact, *plain):
+    """As near to what float64 gives as plain steps are, twice over: how PyTorch's own benchmarks judge Inductor.
+
+    A rectifier opens or shuts by the last bit, so one plain step may be nearer than rounding lets the next one be.
+    """
+    for mine, true, *theirs in zip(ours, exact, *plain, strict=True):
+        allowed = 2 * max((yours - true).norm() for yours in theirs) + TOLERANCE / 10 * true.norm() + 1e-6
         assert (mine - true).norm() <= allowed
 
 
@@ -65,6 +68,7 @@ def test_same_numbers_within_the_budget(monkeypatch, cache, name, mode):
     model, x = well_conditioned(make()).to(CUDA), data().to(CUDA)
     exact = train(copy.deepcopy(model).double(), x.double())[1]
     plain = copy.deepcopy(model)
+    eager = train(copy.deepcopy(model), x)
     if mode == "inductor":
         plain.compile()
     theirs = train(plain, x)
@@ -74,7 +78,7 @@ def test_same_numbers_within_the_budget(monkeypatch, cache, name, mode):
     recoup.optimize(model, budget=budget, reserve=grows, compile=mode, cache=cache, time_limit=5)
     ours = train(model, x)
     assert repeats(model) > 0
-    assert_near(ours[1], theirs[1], exact)
+    assert_near(ours[1], exact, theirs[1], eager[1])
     assert ours[0] == pytest.approx(theirs[0], rel=TOLERANCE)
     for mine, yours in zip(ours[2], theirs[2], strict=True):
         torch.testing.assert_close(mine, yours, rtol=TOLERANCE, atol=1e-4)
@@ -100,7 +104,7 @@ def test_dtr_same_numbers_within_the_budget(monkeypatch, name):
     with recoup.dtr(budget) as run:
         ours = train(model, x)
     assert run.report.evictions > 0
-    assert_near(ours[1], theirs[1], exact)
+    assert_near(ours[1], exact, theirs[1])
     assert ours[0] == pytest.approx(theirs[0], rel=TOLERANCE)
     assert ours[3] == theirs[3]
     assert run.report.peak_bytes <= budget or run.report.exceeded

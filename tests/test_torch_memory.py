@@ -189,13 +189,17 @@ def test_a_larger_batch_is_counted(cache):
     assert batch > 3
 
 
-def test_a_profiler_that_runs_is_not_disturbed(cache):
-    model = recoup.optimize(tower(), budget=0.9, cache=cache / "none", **QUICK)
+@pytest.mark.parametrize("warm_up", [False, True])
+def test_a_profiler_that_runs_is_not_disturbed(tmp_path, warm_up):
+    model = recoup.optimize(tower(), budget=0.9, cache=tmp_path, **QUICK)
     x = torch.randn(2, 3, 16, 16)
-    with torch.profiler.profile() as profiler:
+    schedule = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1) if warm_up else None
+    with torch.profiler.profile(schedule=schedule) as profiler:
         with pytest.raises(recoup.CaptureError, match="run one step before profiling"):
             model(x)
+        profiler.step()
         torch.ones(1).add(1)
+        profiler.step()
     assert "aten::add" in {event.key for event in profiler.key_averages()}
 
 

@@ -226,6 +226,33 @@ def test_a_custom_autograd_function(cache):
     check(Net(), (torch.randn(256, 8),), cache)
 
 
+@pytest.mark.parametrize("computed", [True, False])
+def test_a_backward_that_writes_is_refused(cache, computed):
+    class Counts(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, count):
+            ctx.count = count
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            ctx.count.add_(gradient.sum() if computed else 1)
+            return gradient * 2, None
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inside = nn.Linear(4, 4)
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x):
+            return Counts.apply(self.inside(x).tanh(), self.count).sum()
+
+    model = recoup.optimize(Model(), budget=1.0, cache=cache, **QUICK)
+    with pytest.raises(recoup.CaptureError, match="backward of this program writes"):
+        model(torch.randn(4, 4))
+
+
 def test_checkpointed_blocks_inside(cache):
     class Net(nn.Module):
         def __init__(self):

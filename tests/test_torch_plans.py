@@ -10,6 +10,7 @@ from torch import nn
 import recoup
 import recoup.torch.planning
 import recoup.torch.profile
+from recoup.torch.store import library_versions
 from tests.torch_helpers import QUICK, assert_same, repeats, state, tight
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -386,6 +387,17 @@ def test_a_plan_for_a_device_that_is_not_here(cache, monkeypatch):
     recoup.optimize(model, plan=plan, cache=cache, compile="eager")
     with pytest.raises(recoup.PlanError, match="estimated"):
         model(x)
+
+
+def test_measurements_with_other_precisions_are_others():
+    """After these have been set, PyTorch refuses to read the settings that they replace."""
+    before, convolutions = library_versions(), torch.backends.cudnn.conv.fp32_precision
+    torch.backends.cudnn.conv.fp32_precision = "ieee"
+    try:
+        assert library_versions() != before
+    finally:
+        torch.backends.cudnn.conv.fp32_precision = convolutions
+    assert library_versions() == before
 
 
 def test_a_compiled_step_cannot_be_estimated():

@@ -175,9 +175,20 @@ def real_tensors(device: torch.device) -> Iterator[None]:
         yield
 
 
+def float32_precisions() -> list[str]:
+    """How exactly float32 is computed; the public settings of old cannot be read once the new ones have been used."""
+    precision = torch._C._get_fp32_precision_getter
+    return [precision(library, kind) for library in ("cuda", "mkldnn") for kind in ("matmul", "conv", "rnn")]
+
+
 def is_profiled() -> bool:
-    """Whether one of PyTorch's profilers runs; there can only be one."""
-    return bool(torch._C._autograd._profiler_enabled())
+    """Whether one of PyTorch's profilers runs, in any thread; there can only be one."""
+    return bool(torch._C._autograd._profiler_enabled() or torch.autograd.profiler._is_profiler_enabled)
+
+
+def is_open_profiler(thing: Any) -> bool:
+    """Whether it is a profiler that has begun and not ended; one that is warming up does not count as running."""
+    return type(thing) is torch.autograd.profiler.profile and thing.entered and thing.kineto_results is None
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
@@ -228,7 +239,12 @@ def _described(joint: fx.GraphModule, what: str) -> list[tuple[int, fx.Node]]:
 
 def is_of_forward(node: fx.Node) -> bool:
     """Whether the node was there when AOTAutograd had traced the forward, and began with the backward."""
-    return node.meta.get("partitioner_tag") in ("is_forward", "must_be_in_forward")
+    return bool(node.meta.get("partitioner_tag") == "is_forward")
+
+
+def is_of_backward(node: fx.Node) -> bool:
+    """Whether AOTAutograd says that the node is to run in the backward: a write to an input there."""
+    return bool(node.meta.get("partitioner_tag") == "must_be_in_backward")
 
 
 def written_input(node: fx.Node) -> fx.Node | None:

@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from recoup.errors import CaptureError
 from recoup.graph import Phase
 from recoup.torch.costs import tensors_of
 from recoup.torch.internals import (
+    is_of_backward,
     is_of_forward,
     is_once,
     is_random,
@@ -106,7 +108,12 @@ def read_joint(module: fx.GraphModule, num_forward_outputs: int, folded: Set[fx.
     late = from_tangents(module.graph)
     end = max((index for index, node in enumerate(nodes, 1) if is_of_forward(node)), default=len(nodes))
     early = [node for node in nodes[:end] if node not in late]
-    writing = {node: target for node in nodes if node not in late and (target := written_input(node)) is not None}
+    writing = {node: target for node in nodes if (target := written_input(node)) is not None}
+    if any(node in late or is_of_backward(node) for node in writing):
+        raise CaptureError(
+            "the backward of this program writes to one of its buffers or inputs (in an autograd.Function?), which a "
+            "planned step cannot repeat or undo: write there in the forward or after the backward"
+        )
     drawing = {node for node in nodes if is_random(node)}
     wanted = _needed([*joint.outputs[1], *drawing])
     overwritten = mutated_inputs(module) | set(writing.values())

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from recoup.errors import BudgetError, CaptureError
-from recoup.torch.internals import has_storage, is_fake, is_profiled
+from recoup.torch.internals import has_storage, is_fake, is_open_profiler, is_profiled
 
 BLOCK = 512  # CUDA's allocator hands out multiples of this
 MIB = 2**20
@@ -133,16 +133,23 @@ def measure_peak(function: Callable[[], Any], device: torch.device) -> int:
         function()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device)
+    refuse_profilers()
     before = resident_bytes(device)
     return before + max(allocation_curve(function), default=0)
 
 
-def allocation_curve(function: Callable[[], Any]) -> list[int]:
-    """Bytes held on CPU after each allocation and release during ``function``, from PyTorch's own profiler."""
-    if is_profiled():
+def refuse_profilers() -> None:
+    """On CPU memory is measured with PyTorch's profiler, of which there is one: a second ends the process."""
+    with all_in_sight():
+        things = gc.get_objects()
+    if is_profiled() or any(map(is_open_profiler, things)):
         raise CaptureError(
             "on CPU memory is measured with PyTorch's profiler, which runs already: run one step before profiling"
         )
+
+
+def allocation_curve(function: Callable[[], Any]) -> list[int]:
+    """Bytes held on CPU after each allocation and release in ``function``, from PyTorch's profiler, if none runs."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it announces every start and stop on stderr otherwise
     with torch.autograd.profiler.profile(profile_memory=True) as recorded:
         function()

@@ -84,8 +84,13 @@ def _planned(function: Callable[..., Any], session: Session) -> Callable[..., An
     """``function`` through Dynamo, with every captured part planned; as it is where no gradient is wanted."""
     compiled = compile_dynamo(function, functools.partial(_backend, session))
 
-    def planned(*args: Any, **kwargs: Any) -> Any:
+    def begin_anew() -> None:
+        """Dynamo does not look again at a function of which it captured nothing once."""
         nonlocal compiled
+        session.parts.clear()
+        compiled = compile_dynamo(function, functools.partial(_backend, session))
+
+    def planned(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled() or is_traced():
             return function(*args, **kwargs)
         session.begin()
@@ -95,10 +100,10 @@ def _planned(function: Callable[..., Any], session: Session) -> Callable[..., An
         except BaseException as problem:
             with suppress(RecoupWarning):  # as an error it would hide the problem
                 session.note_breaks(breaks_since(before))
-            if session.calls == 0:  # Dynamo would not look at this function again
-                compiled = compile_dynamo(function, functools.partial(_backend, session))
             if isinstance(problem, RecoupError):
                 raise problem.with_traceback(None) from None  # the way through Dynamo says nothing to the user
+            if session.calls == 0:
+                begin_anew()
             raise
         session.note_breaks(breaks_since(before))
         if session.calls == 0 and is_transformed():
@@ -108,8 +113,8 @@ def _planned(function: Callable[..., Any], session: Session) -> Callable[..., An
         if session.calls == 0 and _computed(result, (args, kwargs)):
             why = _listed(session) or "torch.compile(..., fullgraph=True) says where capturing stops"
             raise CaptureError(f"torch.compile captured nothing of this step, so it ran unplanned: {why}")
-        if session.calls == 0:  # there was nothing to capture, and Dynamo would not look again
-            compiled = compile_dynamo(function, functools.partial(_backend, session))
+        if session.calls == 0:  # there was nothing to capture
+            begin_anew()
         return result
 
     return planned

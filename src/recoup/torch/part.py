@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,8 +56,7 @@ class Part:
         """Share of the memory above the resident part that is left to parts that run after this one."""
         self.later_gradients = 0
         """Bytes of gradients that those have made when this one's backward begins."""
-        self.new_gradients = 0
-        """Bytes of gradients that this one makes where there were none."""
+        self._leaves: list[weakref.ref[torch.Tensor]] = []
         self.variants: dict[Any, list[Variant]] = {}
         self.current: Variant | None = None
         self._device = torch.device("cpu")
@@ -77,7 +77,7 @@ class Part:
         self.current = variant
         if variant.plan is not None:
             self.session.ran.append(self)
-            self.new_gradients = _new_gradients(args, self._device) if len(self.session.parts) > 1 else 0
+            self._leaves = _leaves(args) if len(self.session.parts) > 1 else []
         return variant.function(*given)
 
     def plain_need(self) -> int:
@@ -86,6 +86,12 @@ class Part:
             return 0
         graph = self.current.plan.graph
         return simulate(graph, Schedule.default(graph)).peak_bytes - graph.resident_bytes
+
+    def new_gradients(self) -> int:
+        """Bytes of the gradients that this part makes where there are none now."""
+        leaves = {id(leaf): leaf for found in self._leaves if (leaf := found()) is not None}
+        missing = [leaf for leaf in leaves.values() if leaf.grad is None and leaf.device.type == self._device.type]
+        return sum(allocated_size(leaf.numel() * leaf.element_size(), self._device) for leaf in missing)
 
     def _variant(self, args: Sequence[Any]) -> Variant:
         session = self.session
@@ -146,16 +152,13 @@ class Part:
         return Variant(function, step.resident, step.plan)
 
 
-def _new_gradients(args: Sequence[Any], device: torch.device) -> int:
-    """Bytes of the gradients that these leaves will have and do not have yet."""
-    leaves = {id(arg): arg for arg in args if isinstance(arg, torch.Tensor) and arg.is_leaf and arg.requires_grad}
-    missing = [leaf for leaf in leaves.values() if leaf.grad is None and leaf.device.type == device.type]
-    return sum(allocated_size(leaf.numel() * leaf.element_size(), device) for leaf in missing)
+def _leaves(args: Sequence[Any]) -> list[weakref.ref[torch.Tensor]]:
+    return [weakref.ref(arg) for arg in args if isinstance(arg, torch.Tensor) and arg.is_leaf and arg.requires_grad]
 
 
-def _learning(args: Sequence[Any]) -> tuple[bool, ...]:
+def _learning(args: Sequence[Any]) -> tuple[tuple[bool, bool], ...]:
     """Which inputs want a gradient: Dynamo of torch 2.11 does not notice when a parameter is unfrozen."""
-    return tuple(arg.requires_grad for arg in args if isinstance(arg, torch.Tensor))
+    return tuple((arg.requires_grad, arg.is_leaf) for arg in args if isinstance(arg, torch.Tensor))
 
 
 def _dynamic_positions(module: fx.GraphModule) -> list[int]:

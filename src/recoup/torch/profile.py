@@ -15,7 +15,7 @@ from recoup.errors import RecoupError
 from recoup.torch.costs import Cost, signature, tensors_of
 from recoup.torch.estimate import estimate
 from recoup.torch.internals import real_tensors
-from recoup.torch.memory import allocation_curve, resident_bytes
+from recoup.torch.memory import allocation_curve, refuse_profilers, resident_bytes
 from recoup.torch.store import Store, library_versions
 
 WARM_UP = 2  # runs that are not timed: a convolution tries its algorithms in the first, its workspace is that of all
@@ -37,6 +37,8 @@ def profile(
     costs = {key: found for key in distinct if (found := store.cost(_key(key, channels_last))) is not None}
     missing = [(key, node) for key, node in distinct.items() if key not in costs]
     versions = library_versions()
+    if missing and device.type == "cpu":
+        refuse_profilers()
     with real_tensors(device):
         for count, (key, node) in enumerate(missing):
             if listen is not None:

@@ -64,11 +64,15 @@ class Session:
         self.calls = 0
 
     def _share(self) -> None:
-        """After a call in several parts: leave to the later ones what they need of the plain step, in proportion."""
+        """After a call in several parts: leave to the later ones what they need of the plain step, in proportion.
+
+        A part that ran twice leaves what it did the first time, which is more.
+        """
         needs = [max(part.plain_need(), 1) for part in self.ran]
-        for index, part in enumerate(self.ran):
+        gradients = [part.new_gradients() for part in self.ran]
+        for index, part in reversed(list(enumerate(self.ran))):
             part.share_later = sum(needs[index + 1 :]) / sum(needs[index:])
-            part.later_gradients = sum(later.new_gradients for later in self.ran[index + 1 :])
+            part.later_gradients = sum(gradients[index + 1 :])
 
     def device(self, args: Sequence[Any]) -> torch.device:
         """The accelerator that holds most of the inputs' bytes; the CPU only where there is none."""

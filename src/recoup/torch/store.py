@@ -17,6 +17,7 @@ from recoup.errors import RecoupError
 from recoup.files import write_text
 from recoup.torch.costs import Cost
 from recoup.torch.estimate import Rates
+from recoup.torch.internals import float32_precisions
 
 Where = bool | str | Path
 
@@ -42,10 +43,9 @@ def library_versions() -> str:
         torch.backends.cudnn.benchmark,
         torch.backends.cudnn.deterministic,
         torch.backends.cudnn.enabled,
-        torch.backends.cudnn.allow_tf32,
         torch.are_deterministic_algorithms_enabled(),
-        torch.get_float32_matmul_precision(),
         torch.backends.mkldnn.enabled,
+        *float32_precisions(),
     )
     return ", ".join([*parts, f"settings {settings}"])
 

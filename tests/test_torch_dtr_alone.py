@@ -412,7 +412,7 @@ def test_a_batch_that_dies_with_a_plan_that_was_left_is_forgotten(training):
     training.check()
 
 
-def test_results_that_are_kept_beyond_their_step_with_the_batches_they_came_from(monkeypatch):
+def test_results_that_are_kept_beyond_their_step_with_the_batches_they_came_from():
     """The batch of a step whose plan was left must be there until all of it was read."""
     parameters = [nn.Parameter(torch.randn(64, 64) / 8) for _ in range(8)]
     optimizer = SGD(parameters)

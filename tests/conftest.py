@@ -2,8 +2,10 @@
 
 import gc
 import os
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -12,6 +14,9 @@ pytest.register_assert_rewrite("tests.torch_helpers")  # what it asserts is show
 settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
+
+_hidden: dict[int, weakref.ref[Any]] = {}
+"""Tensors from before a test that the garbage collector leaves alone while it runs."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -42,15 +47,20 @@ def one_thread() -> Iterator[None]:
 
     from recoup.torch import memory
 
-    gc.collect()
-    gc.freeze()  # what PyTorch has imported is looked at once, and not each time that memory is counted
-    memory._STARTUP = gc.get_freeze_count()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch._dynamo.reset()
+    gc.collect()
+    _hidden.update((id(tensor), weakref.ref(tensor)) for tensor in memory.live_tensors())
+    gc.freeze()  # what PyTorch has imported is looked at once, and not each time that memory is counted
+    memory._STARTUP = gc.get_freeze_count()
+    there = [tensor for tensor in (known() for known in _hidden.values()) if tensor is not None]
+    in_sight = [tensor.detach() for tensor in there if memory.has_storage(tensor)]  # these still count
+    del there
     accelerated = torch.backends.mkldnn.enabled
     with inductor.patch({"cpp.simdlen": 1}):  # kernels without vectors compile in two thirds of the time
         yield
+    del in_sight
     torch._C._set_mkldnn_enabled(accelerated)  # PyTorch gives it up, for good, where it fails
     torch._dynamo.reset()
     torch.set_num_threads(threads)

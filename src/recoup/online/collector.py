@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 
-from recoup.torch.memory import is_frozen
+from recoup.torch.memory import freeze, is_frozen, unfreeze
 
 
 class Collector:
@@ -22,7 +22,7 @@ class Collector:
         """Collect, and look at what is left no more."""
         gc.collect()
         if not is_frozen():
-            gc.freeze()
+            freeze()
             self._froze = True
 
     def collect(self) -> None:
@@ -33,5 +33,5 @@ class Collector:
     def end(self) -> None:
         """Everything is looked at again from now on."""
         if self._froze:
-            gc.unfreeze()
+            unfreeze()
             self._froze = False

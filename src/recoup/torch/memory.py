@@ -17,6 +17,7 @@ from recoup.torch.internals import has_storage, is_fake, is_open_profiler, is_pr
 BLOCK = 512  # CUDA's allocator hands out multiples of this
 MIB = 2**20
 _STARTUP = 10_000  # objects that the garbage collector of some Pythons leaves alone from the start, and never more
+_frozen = False  # by us
 AUTO_MARGIN = 0.05  # of what is free that budget="auto" leaves: fragmentation, and what other libraries take
 
 
@@ -98,9 +99,23 @@ def live_tensors() -> Iterable[torch.Tensor]:
                 yield thing.grad
 
 
+def freeze() -> None:
+    """Tell the garbage collector to leave alone what there is (``gc.freeze``)."""
+    global _frozen
+    gc.freeze()
+    _frozen = True
+
+
+def unfreeze() -> None:
+    """Let it look at everything again."""
+    global _frozen
+    gc.unfreeze()
+    _frozen = False
+
+
 def is_frozen() -> bool:
-    """Whether the garbage collector was told to leave alone what there is (``gc.freeze``)."""
-    return gc.get_freeze_count() > _STARTUP
+    """Whether it was told to leave alone what there is, by us or by the program."""
+    return _frozen or gc.get_freeze_count() > _STARTUP
 
 
 @contextmanager

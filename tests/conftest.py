@@ -15,8 +15,9 @@ settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
 
-_hidden: dict[int, weakref.ref[Any]] = {}
-"""Tensors from before a test that the garbage collector leaves alone while it runs."""
+_IMPORTED = 100_000  # objects, at least
+_hidden: list[weakref.ref[Any]] = []
+"""Tensors that the garbage collector leaves alone."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -36,8 +37,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip("needs a CUDA device")
 
 
+@pytest.fixture(scope="module")
+def looked_at() -> None:
+    """Python's garbage collector looks at everything again, and forgets what earlier files left behind."""
+    gc.unfreeze()
+
+
 @pytest.fixture
-def one_thread() -> Iterator[None]:
+def one_thread(looked_at: None) -> Iterator[None]:
     """One thread, so that sums are in one order, and nothing left over from another test.
 
     Small tensors gain nothing from more, and on a busy machine every operator waits for the slowest thread.
@@ -51,10 +58,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     torch._dynamo.reset()
     gc.collect()
-    _hidden.update((id(tensor), weakref.ref(tensor)) for tensor in memory.live_tensors())
-    gc.freeze()  # what PyTorch has imported is looked at once, and not each time that memory is counted
-    memory._STARTUP = gc.get_freeze_count()
-    there = [tensor for tensor in (known() for known in _hidden.values()) if tensor is not None]
+    if gc.get_freeze_count() < _IMPORTED:  # what PyTorch has imported need not be looked at whenever memory is counted
+        _hidden[:] = [weakref.ref(tensor) for tensor in memory.live_tensors()]
+        gc.freeze()
+        memory._STARTUP = gc.get_freeze_count()
+    there = [tensor for tensor in (known() for known in _hidden) if tensor is not None]
     in_sight = [tensor.detach() for tensor in there if memory.has_storage(tensor)]  # these still count
     del there
     accelerated = torch.backends.mkldnn.enabled

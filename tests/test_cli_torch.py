@@ -22,6 +22,8 @@ from recoup.torch.compare import compare
 from recoup.torch.memory import measure_peak
 from recoup.units import format_bytes
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 QUICK = ("--device", "cpu", "--steps", "1", "--time-limit", "1")
 MAKE = """
 import torch

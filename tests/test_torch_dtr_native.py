@@ -3,6 +3,7 @@
 import gc
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -206,6 +207,17 @@ def test_without_a_compiler_python_does_everything(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.warns(RecoupWarning, match="no-such-compiler.*It needs a C\\+\\+ compiler"):
         assert native.load.__wrapped__() is None
+
+
+def test_of_many_processes_one_builds(monkeypatch, tmp_path):
+    compiler, built = tmp_path / "compiler", tmp_path / "folder" / "built"
+    compiler.write_text(f'#!/bin/sh\necho once >> {tmp_path}/log\nsleep 0.5\nfor last; do :; done\ntouch "$last"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with ThreadPoolExecutor(3) as pool:  # a lock is the open file's: to it they are processes
+        list(pool.map(lambda _: native._build(tmp_path / "source", built, "name"), range(3)))
+    assert built.exists()
+    assert (tmp_path / "log").read_text() == "once\n"
 
 
 # what was made from what, where contents change and die unseen by Python

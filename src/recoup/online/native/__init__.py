@@ -16,6 +16,8 @@ import sys
 import sysconfig
 import tempfile
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +84,21 @@ def _build(source: Path, target: Path, name: str) -> None:
     includes = [f"-I{path}" for path in (*include_paths(), sysconfig.get_paths()["include"])]
     libraries = [*(f"-L{path}" for path in library_paths()), *_LIBRARIES]
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:  # two processes may build at once
+    with _alone_in(target.parent), tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        if target.exists():  # another process was first
+            return
         output = Path(folder) / target.name
         command = [compiler, *_FLAGS, f"-DTORCH_EXTENSION_NAME={name}", *includes, str(source), *libraries]
         subprocess.run([*command, "-o", str(output)], check=True, capture_output=True, text=True, timeout=_SECONDS)
         output.replace(target)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Where many processes begin at once, as in distributed training, one builds and the others wait for it."""
+    import fcntl  # not on Windows, where nothing is built
+
+    with (folder / "lock").open("w") as lock:
+        with suppress(OSError):  # a file system without locks: each builds its own, and the last one stays
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

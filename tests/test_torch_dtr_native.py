@@ -5,6 +5,7 @@ import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -207,6 +208,17 @@ def test_without_a_compiler_python_does_everything(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.warns(RecoupWarning, match="no-such-compiler.*It needs a C\\+\\+ compiler"):
         assert native.load.__wrapped__() is None
+
+
+def test_bytes_of_another_library_do_not_count(asked):
+    with recoup.dtr("1GiB", device="cpu") as run:
+        keeper = run._keeper
+        keeper.look()
+        before = keeper.memory
+        x = torch.from_numpy(np.ones(1000))
+        assert keeper.content_of(x).size == 0
+        del x
+        assert keeper.memory == before == counter().allocated()
 
 
 def test_of_many_processes_one_builds(monkeypatch, tmp_path):

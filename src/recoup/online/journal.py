@@ -250,8 +250,7 @@ class Journal:
         if content is None and storage is not None:
             content = self._keeper.register.find_in(storage)
             if content is None:
-                content = self._keeper.register.begin(storage, None)
-                self._keeper.add(content)
+                content = self._keeper.meet(storage)
         return content
 
     def _begin(self, place: Place, call: Call | None, old: Content | None) -> Content:

@@ -88,7 +88,7 @@ class Keeper:
             torch.cuda.empty_cache()  # what the allocator keeps for later would go past a limit on it
             torch.cuda.reset_peak_memory_stats(self.device)
         for storage in self.register.new_storages(live_tensors()):
-            self.add(self.register.begin(storage, None))
+            self.meet(storage)
         self.memory = sum(content.size for content in self._pool.living())
         self.look()
         self.report.reached(self.memory, self.wanted)
@@ -147,14 +147,20 @@ class Keeper:
             content = self.register.find(tensor)
         if content is not None or not self.register.is_managed(tensor):
             return content
-        content = self.register.begin(storage_of(tensor), None)  # made behind our back: never evicted
-        if self.can_look:
-            self.add(content)  # it is in the allocator's count already
-        else:
-            self.count(content)
+        content = self.meet(storage_of(tensor))
+        if not self.can_look:
+            self._count(content)
         if self.memory > self._budget:
             with below_autograd():
                 self.make_room(0, "a tensor from outside")
+        return content
+
+    def meet(self, storage: torch.UntypedStorage) -> Content:
+        """What was made behind our back is never evicted. Bytes that are not the allocator's own, such as another
+        library's, are not in its count, neither now nor when they go."""
+        is_counted = not self.can_look or storage.resizable()
+        content = self.register.begin(storage, None, None if is_counted else 0)
+        self.add(content)
         return content
 
     def is_there(self, tensor: object) -> bool:
@@ -193,9 +199,12 @@ class Keeper:
 
     def count(self, content: Content) -> None:
         """A content in a new storage: it takes memory, and may be evicted if its call can be repeated."""
+        self._count(content)
+        self.add(content)
+
+    def _count(self, content: Content) -> None:
         self.memory += content.size
         self.report.reached(self.memory, self.wanted)
-        self.add(content)
 
     def measure(self, tensor: torch.Tensor) -> None:
         """The tensor's storage may have been made larger or smaller."""
@@ -307,9 +316,11 @@ class Keeper:
             self.memory = self.allocated()
 
     def evict(self, content: Content) -> None:
-        """Evict it, if it may be."""
+        """Evict it by a plan's order, if it may be; a plan counts on what it was made from to go when it may, too."""
         if self._pool.offers(content):
             self._evict(content)
+            if not content.needed:
+                content.keeps = ()
 
     def _evict(self, content: Content) -> None:
         storage = content.memory()

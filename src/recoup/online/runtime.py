@@ -199,6 +199,9 @@ class Runtime(OperatorMode):
             learner = None
         if learner is not None:
             learner.before(known, func, args, traits)
+        self._calls += 1
+        if self._calls % _LOOK_EVERY == 0:
+            keeper.look()
         need = known.size + known.workspace
         while True:
             if traits.writes:
@@ -218,9 +221,6 @@ class Runtime(OperatorMode):
                 break  # else something that it was made from went meanwhile
         if traits.moves_storage:
             return self._run_moving(func, args, kwargs, contents)
-        self._calls += 1
-        if self._calls % _LOOK_EVERY == 0:
-            keeper.look()
         state = RandomState(kwargs.get("generator") or default_generator(self._device)) if traits.random else None
         start = time.perf_counter()
         once = bool(traits.writes) or traits.random

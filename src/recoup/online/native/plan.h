@@ -187,12 +187,14 @@ class Plan {
     std::vector<c10::Storage> keeps;
     std::unordered_map<size_t, bool> known;
     if (!bytes || value.place.bytes == 0 || !can_make(value.record, keeps, known)) return;
-    value.keeps = std::move(keeps);
-    owners_.push_back(number);
     if (value.own) {
       value.own = {};
     } else {
       empty(bytes);
+    }
+    if (is_needed(number)) {
+      value.keeps = std::move(keeps);
+      owners_.push_back(number);
     }
     ++done_.evictions;
   }
@@ -271,18 +273,20 @@ class Plan {
     return !value.replaced && !value.place.storage.expired();
   }
 
-  // Whether the program can reach a value, or something that the plan makes from it.
+  // Whether the program can reach a value, or something that is away and that the plan makes from it.
   bool is_needed(int64_t number) const {
     if (is_reached(number)) return true;
     std::vector<int64_t> stack{number};
     std::unordered_set<int64_t> seen;
     while (!stack.empty()) {
-      int64_t top = stack.back();
+      auto readers = readers_.find(stack.back());
       stack.pop_back();
-      if (is_reached(top)) return true;
-      auto readers = readers_.find(top);
-      if (!seen.insert(top).second || readers == readers_.end()) continue;
-      stack.insert(stack.end(), readers->second.begin(), readers->second.end());
+      if (readers == readers_.end()) continue;
+      for (int64_t reader : readers->second) {
+        if (bytes_of(values_.at(reader)) || !seen.insert(reader).second) continue;
+        if (is_reached(reader)) return true;
+        stack.push_back(reader);
+      }
     }
     return false;
   }

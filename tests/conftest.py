@@ -40,7 +40,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(scope="module")
 def looked_at() -> None:
     """Python's garbage collector looks at everything again, and forgets what earlier files left behind."""
-    gc.unfreeze()
+    from recoup.torch import memory
+
+    memory.unfreeze()
 
 
 @pytest.fixture

@@ -210,6 +210,12 @@ def test_without_a_compiler_python_does_everything(monkeypatch, tmp_path):
         assert native.load.__wrapped__() is None
 
 
+@torch.library.custom_op("recoup_tests::foreign", mutates_args=())
+def foreign(x: torch.Tensor) -> torch.Tensor:
+    """Its result is in memory that is not PyTorch's."""
+    return torch.from_numpy(np.full(x.shape, 2.0))
+
+
 def test_bytes_of_another_library_do_not_count(asked):
     with recoup.dtr("1GiB", device="cpu") as run:
         keeper = run._keeper
@@ -217,7 +223,12 @@ def test_bytes_of_another_library_do_not_count(asked):
         before = keeper.memory
         x = torch.from_numpy(np.ones(1000))
         assert keeper.content_of(x).size == 0
-        del x
+        torch.ones(1000, dtype=x.dtype, out=x)
+        for _ in range(10):
+            y = foreign(x)
+        assert keeper.content_of(x).size == keeper.content_of(y).size == 0
+        assert keeper.content_of(y).fixed
+        del x, y
         assert keeper.memory == before == counter().allocated()
 
 

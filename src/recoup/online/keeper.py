@@ -156,12 +156,15 @@ class Keeper:
         return content
 
     def meet(self, storage: torch.UntypedStorage) -> Content:
-        """What was made behind our back is never evicted. Bytes that are not the allocator's own, such as another
-        library's, are not in its count, neither now nor when they go."""
-        is_counted = not self.can_look or storage.resizable()
-        content = self.register.begin(storage, None, None if is_counted else 0)
+        """What was made behind our back is never evicted."""
+        content = self.register.begin(storage, None, self.bytes_of(storage))
         self.add(content)
         return content
+
+    def bytes_of(self, storage: torch.UntypedStorage) -> int:
+        """Those that count. What is not the allocator's own, such as another library's memory, is not in its count,
+        neither now nor when it goes."""
+        return storage.nbytes() if not self.can_look or storage.resizable() else 0
 
     def is_there(self, tensor: object) -> bool:
         """Whether it is a tensor with its bytes, and counted."""
@@ -210,7 +213,7 @@ class Keeper:
         """The tensor's storage may have been made larger or smaller."""
         content = self.content_of(tensor)
         if content is not None:
-            self._resize(content, self.register.size_of(storage_of(tensor).nbytes()))
+            self._resize(content, self.register.size_of(self.bytes_of(storage_of(tensor))))
 
     def _resize(self, content: Content, size: int) -> None:
         self.memory += size - content.size

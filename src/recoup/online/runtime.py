@@ -237,10 +237,11 @@ class Runtime(OperatorMode):
         call = None
         begun: list[Content] = []
         over: list[tuple[Content, Content]] = []
-        if journal is not None:
+        evictable = all(storage.resizable() for storage in fresh)  # else they are another library's
+        if journal is not None and evictable:
             journal.teach(known, describe(func))
         if fresh or written:
-            if traits.repeatable and not lasting:
+            if traits.repeatable and evictable and not lasting:
                 call = read.call(func, statistics, state, known)
             if call is None and fresh:
                 report.keep(describe(func))
@@ -308,7 +309,7 @@ class Runtime(OperatorMode):
     ) -> tuple[list[Content], list[tuple[Content, Content]]]:
         """What an operator made, and what it wrote to and can make again."""
         keeper = self._keeper
-        begun = [keeper.register.begin(storage, call) for storage in fresh]
+        begun = [keeper.register.begin(storage, call, keeper.bytes_of(storage)) for storage in fresh]
         over = [(old, keeper.register.begin(storage_of(tensor), call)) for old, tensor in written.items()]
         if call is not None:
             call.outputs = [weakref.ref(content) for content in begun] + [weakref.ref(new) for _, new in over]

@@ -1,7 +1,7 @@
 """The part of the runtime that sees every operator, in C++: built where it is first needed, and kept.
 
 PyTorch's C++ interface differs from release to release, so no wheel can hold this for all of them. It takes a C++
-compiler and half a minute, once; without one the runtime does everything in Python, to the same numbers, but slower.
+compiler and up to a minute, once; without one the runtime does everything in Python, to the same numbers, but slower.
 """
 
 from __future__ import annotations
@@ -98,7 +98,12 @@ def _alone_in(folder: Path) -> Iterator[None]:
     """Where many processes begin at once, as in distributed training, one builds and the others wait for it."""
     import fcntl  # not on Windows, where nothing is built
 
-    with (folder / "lock").open("w") as lock:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
         with suppress(OSError):  # a file system without locks: each builds its own, and the last one stays
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            fcntl.flock(handle, fcntl.LOCK_EX)
         yield
+    finally:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_UN)  # a process that was forked meanwhile has the file open, too
+        os.close(handle)

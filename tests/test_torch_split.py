@@ -230,3 +230,73 @@ def test_products_of_a_backward_in_the_order_that_holds_less(inner, bias, order)
     inputs = [x, weight] if shift is None else [x, weight, shift]
     joint_step(function, inputs, choose, []).backward()
     assert found == [sizes[name] for name in order]
+
+
+def convolution(transposed, dims, groups, step, more, dilation, bias, layout, seed):
+    """A convolution between two others, and what it is given."""
+    torch.manual_seed(seed)
+    name = f"conv{'_transpose' if transposed else ''}{dims}d"
+    x = torch.randn(4, 16, *[7 + dim for dim in range(dims)])
+    sizes = (16, 24 // groups) if transposed else (24, 16 // groups)
+    kernel = torch.randn(*sizes, *[3] * dims)
+    if layout == "channels last" and dims == 2:
+        x, kernel = (one.contiguous(memory_format=torch.channels_last) for one in (x, kernel))
+    shift = [torch.randn(24)] if bias else []
+    options = {"stride": step, "padding": 1, "dilation": dilation, "groups": groups}
+    if transposed:
+        options["output_padding"] = min(more, step - 1)
+    function = getattr(functional, name)
+
+    def step_of(x, kernel, *shift):
+        return (function(x.sin(), kernel, *shift, **options).sigmoid(),)
+
+    return step_of, [one.requires_grad_() for one in (x, kernel, *shift)]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.booleans(),
+    st.integers(1, 3),
+    st.sampled_from([1, 2, 8]),
+    st.integers(1, 3),
+    st.integers(0, 1),
+    st.integers(1, 2),
+    st.booleans(),
+    st.sampled_from(["plain", "channels last"]),
+    st.integers(0, 100),
+)
+def test_convolutions_of_all_kinds_have_their_gradients(
+    transposed, dims, groups, step, more, dilation, bias, how, seed
+):
+    """Whether the gradient of the input is a convolution the other way or what PyTorch had."""
+    function, inputs = convolution(transposed, dims, groups, step, more, dilation, bias, how, seed)
+    results = []
+    for planned in (False, True):
+        torch._dynamo.reset()
+        outputs = (
+            joint_step(function, inputs, lambda graph: [op.id for op in graph.ops], [])
+            if planned
+            else unplanned_step(function, inputs)
+        )
+        results.append((list(outputs), gradients(outputs, inputs)))
+    assert_same(results[1], results[0], f"{dims}d, transposed: {transposed}")
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["trained", "frozen"])
+@pytest.mark.parametrize("transposed", [False, True], ids=["convolution", "transposed"])
+def test_a_convolutions_input_is_not_kept_for_its_shape(transposed, frozen):
+    """The gradient of the input reads the weight and the gradient of the output alone."""
+    function, inputs = convolution(transposed, 2, 1, 2, 0, 1, False, "plain", 0)
+    inputs[1].requires_grad_(not frozen)
+    reads = {}
+
+    def choose(graph):
+        for op in graph.ops:
+            if "convolution" in op.id:
+                reads[op.id] = [name for name in op.inputs if name == "sin"]
+        return [op.id for op in graph.ops]
+
+    torch._dynamo.reset()
+    gradients(joint_step(function, inputs, choose, []), inputs[: 1 if frozen else 2])
+    read = list(reads.values())
+    assert read == [["sin"], []] if frozen else read == [["sin"], ["sin"], []]

@@ -18,8 +18,8 @@ from recoup.planfile import Plan
 from recoup.schedule import Schedule
 from recoup.torch.corrections import Corrections
 from recoup.torch.fusion import folded_nodes, fused_costs, is_fused_kernel
-from recoup.torch.internals import argument, compile_inductor, written_input
-from recoup.torch.joint import read_joint
+from recoup.torch.internals import argument, compile_inductor, prefers_channels_last, written_input
+from recoup.torch.joint import from_tangents, read_joint
 from recoup.torch.memory import measure_peak
 from recoup.torch.planning import StepPlan, StepPlanner
 from recoup.torch.rewrite import are_leaves, copy_gradients, order_products, split_convolutions
@@ -62,11 +62,15 @@ class _Partitioner:
     is_plain: bool = False
     learned: bool = False
     key: str = ""
+    channels_last: bool = False
+    """How convolutions are laid out."""
     written: set[int | None] = field(default_factory=set)
     """The arguments that the step writes to; None stands for some that share memory."""
 
     def __call__(self, traced: fx.GraphModule, outputs: int) -> tuple[fx.GraphModule, fx.GraphModule] | None:
         self.written = {argument(to) for node in traced.graph.nodes if (to := written_input(node)) is not None}
+        in_backward = from_tangents(traced.graph)
+        self.channels_last = prefers_channels_last(node for node in traced.graph.nodes if node not in in_backward)
         copy_gradients(traced, outputs, self.leaves)
         plain = read_joint(traced, outputs, folded_nodes(traced))
         self.step = self.planner.plain(plain, self._costs(plain))
@@ -90,7 +94,7 @@ class _Partitioner:
     def _costs(self, joint: Any) -> Any:
         store = self.planner.store
         own = [op.node for op in joint.ops if not is_fused_kernel(op)]
-        return fused_costs(joint, self.planner.costs(own, store.device.type == "cuda"), store.rates())
+        return fused_costs(joint, self.planner.costs(own, self.channels_last), store.rates())
 
 
 @dataclass(frozen=True)

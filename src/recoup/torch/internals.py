@@ -9,11 +9,12 @@ import copy
 import itertools
 import operator
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from torch._functorch.partitioners import get_default_op_list, min_cut_remateria
 from torch._inductor import config as inductor_config
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 from torch._prims import rng_prims
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
@@ -350,6 +352,8 @@ class _PlannedPartitioner(CustomPartitionerFn):
         halves = self._partition(gm, num_fwd_outputs)
         if halves is None:
             return min_cut_rematerialization_partition(gm, joint_inputs, num_fwd_outputs=num_fwd_outputs, **options)
+        channels_last = prefers_channels_last(halves[0].graph.nodes)
+        inductor_config.layout_optimization = inductor_config.force_layout_optimization = channels_last
         return halves
 
     def __deepcopy__(self, _memo: Any) -> _PlannedPartitioner:
@@ -390,6 +394,24 @@ def _keeping_places() -> Iterator[None]:
         yield
 
 
+_BOTH_WAYS = ({"Cudnn", "CudnnTranspose"}, {"Mkldnn", "MkldnnTranspose"}, {"Mkldnn", "???"})  # oneDNN's has no name yet
+
+
+def are_one_kernel(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Whether of two convolutions, one of them transposed, each is the gradient of the other's input in one library.
+
+    Each is given by the arguments of ``aten.convolution``. There the forward of one is the kernel that computes the
+    gradient of the other, to the last bit; where PyTorch's own kernels are chosen, it is not.
+    """
+    return {torch._C._select_conv_backend(*args, None).name for args in (one, other)} in _BOTH_WAYS
+
+
+def prefers_channels_last(forward: Iterable[fx.Node]) -> bool:
+    """Whether Inductor, by its own rules, lays out what the forward's convolutions read and write channels last."""
+    module: Any = SimpleNamespace(graph=SimpleNamespace(nodes=list(forward)))
+    return bool(GraphLowering.decide_layout_opt(module, is_inference=False))
+
+
 def compile_inductor(module: fx.GraphModule, args: Sequence[Any], partition: Partition) -> Callable[..., Any]:
     """Compile ``module`` with Inductor at the concrete shapes of ``args``, split by ``partition``.
 
@@ -397,9 +419,16 @@ def compile_inductor(module: fx.GraphModule, args: Sequence[Any], partition: Par
 
     A hit in AOTAutograd's cache would never call the partitioner, so that cache is off; Inductor's own, of compiled
     halves, is as the user has it. The backward is compiled here, too, and not when it first runs.
+
+    Inductor would decide about the layout of convolutions for each half by the convolutions in it, and those that a
+    plan makes again are others in each plan: what it decides for the forward holds for both.
     """
     fresh = fx.GraphModule(module, copy.deepcopy(module.graph))
-    planned = inductor_config.patch(custom_partitioner_fn=_PlannedPartitioner(partition))
+    planned = inductor_config.patch(
+        custom_partitioner_fn=_PlannedPartitioner(partition),
+        layout_optimization=inductor_config.layout_optimization,
+        force_layout_optimization=inductor_config.force_layout_optimization,
+    )
     functorch = functorch_config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True)
     with planned, functorch, _keeping_places():
         return torch._dynamo.disable(compile_fx(fresh, list(args)), reason="recoup runs this graph by its plan")

@@ -30,7 +30,7 @@ def profile(
 ) -> dict[str, Cost]:
     """The cost of every signature among the nodes, from the store or measured now; estimated where it cannot run.
 
-    ``channels_last`` measures convolutions in that layout, which Inductor chooses for them on CUDA.
+    ``channels_last`` measures convolutions in that layout, which Inductor chooses for most networks.
     """
     device = store.device
     distinct = {signature(node): node for node in nodes}

@@ -11,14 +11,14 @@ import torch
 from torch import fx
 
 from recoup.torch.fusion import is_view, node_bytes
-from recoup.torch.internals import argument, gradients, output_node
+from recoup.torch.internals import are_one_kernel, argument, gradients, output_node
 from recoup.torch.joint import from_tangents
 
 aten = torch.ops.aten
 
 
 def split_convolutions(module: fx.GraphModule) -> None:
-    """Take each convolution's backward apart, so that its input can be freed in between."""
+    """Take each convolution's backward apart, so that its input is gone before the input's gradient is made."""
     for node in module.graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
         _split_convolution_backward(module.graph, node)
     module.recompile()
@@ -143,24 +143,57 @@ def _move_before(first: fx.Node, second: fx.Node, position: dict[fx.Node, int]) 
 
 
 def _split_convolution_backward(graph: fx.Graph, node: fx.Node) -> None:
-    """The weight's gradient first and the input's after it, so that the input can go between the two.
+    """The weight's gradient first and the input's after it, which does not read the input.
 
     The kernels are separate in every back end; ``output_mask`` says which of them run.
     """
     mask = list(node.args[10])  # type: ignore[arg-type]
-    if not (mask[0] and (mask[1] or mask[2])):
-        return
     parts = {user.args[1]: user for user in node.users}
+    for_input = parts.pop(0, None)
+    if for_input is None:
+        return
     with graph.inserting_before(node):
-        for_weight = _masked(graph, node, [False, mask[1], mask[2]])
-        for_input = _masked(graph, node, [True, False, False])
-        for index, part in parts.items():
-            source = for_input if index == 0 else for_weight
-            fresh = graph.call_function(operator.getitem, (source, index))
-            fresh.meta.update(part.meta)
-            part.replace_all_uses_with(fresh)
-            graph.erase_node(part)
+        if parts:
+            for_weight = _masked(graph, node, [False, mask[1], mask[2]])
+        fresh = _convolution_back(graph, node)
+        if fresh is None and not parts:
+            return
+        if fresh is None:
+            fresh = graph.call_function(operator.getitem, (_masked(graph, node, [True, False, False]), 0))
+        _replace(for_input, fresh)
+    for index, part in parts.items():
+        with graph.inserting_before(part):
+            _replace(part, graph.call_function(operator.getitem, (for_weight, index)))
     graph.erase_node(node)
+
+
+def _convolution_back(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
+    """The gradient of a convolution's input as the convolution the other way; None where that is another kernel.
+
+    A convolution's backward is handed the input for its shape alone: a kernel that does not read it lets it go.
+    """
+    gradient, x, weight, _, stride, padding, dilation, transposed, padded, groups, _ = node.args
+    fake, given, kernel = (arg.meta["val"] for arg in (gradient, x, weight))  # type: ignore[union-attr]
+    steps = tuple(zip(given.shape[2:], fake.shape[2:], kernel.shape[2:], stride, padding, dilation, strict=False))  # type: ignore[arg-type]
+    if not len(steps) == given.dim() - 2 == kernel.dim() - 2 == len(padded):  # type: ignore[arg-type]
+        return None
+    rest = [size - ((out - 1) * by - 2 * pad + wide * (k - 1) + 1) for size, out, k, by, pad, wide in steps]
+    back = (None, stride, padding, dilation, not transposed, [0] * len(rest) if transposed else rest, groups)
+    there = (None, stride, padding, dilation, transposed, padded, groups)
+    if not are_one_kernel((given, kernel, *there), (fake, kernel, *back)):
+        return None
+    wanted = node.meta["val"][0]
+    with fake.fake_mode:
+        found = aten.convolution.default(fake, kernel, *back)
+    if (found.shape, found.stride()) != (wanted.shape, wanted.stride()):
+        return None
+    return graph.call_function(aten.convolution.default, (gradient, weight, *back))  # type: ignore[arg-type]
+
+
+def _replace(part: fx.Node, fresh: fx.Node) -> None:
+    fresh.meta.update(part.meta)
+    part.replace_all_uses_with(fresh)
+    part.graph.erase_node(part)
 
 
 def _masked(graph: fx.Graph, node: fx.Node, mask: list[bool]) -> fx.Node:

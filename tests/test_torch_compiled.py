@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 from torch._inductor import config as inductor_config
+from torch._inductor.graph import GraphLowering
 
 import recoup
-from recoup.torch import compiled, internals
+from recoup.torch import compiled, internals, profile
 from recoup.torch.compiled import _as_measured
 from recoup.torch.corrections import Corrections
 from recoup.torch.memory import measure_peak, resident_bytes
@@ -152,6 +153,55 @@ def test_a_plan_is_compiled_once_and_has_the_peak_that_was_measured(tmp_path, mo
     plan = recoup.plans(model)[0]
     for more in (-4096, 0, 4096):
         assert _as_measured(plan, plan.peak_bytes + more).peak_bytes == plan.peak_bytes + more
+
+
+def test_plans_that_there_are_not_cost_no_attempt(tmp_path, monkeypatch):
+    """After memory ran out the prediction is taken for a tenth too low; with so little room that leaves no plan."""
+    model, x = blocks(), torch.randn(1024, 32)
+    plain = recoup.plan(model, x, 1.0, cache=tmp_path, **{**COMPILED, "planner": "checkpoint-all"})
+    budget = int(1.2 * recoup.solve(plain.graph, None, "min-memory", time_limit=2).peak_bytes)
+    tried, refused = [], []
+
+    def out_of_memory_once(*args):
+        tried.append(args)
+        if len(tried) == 1:
+            raise torch.OutOfMemoryError
+        return budget - 1, 0.001
+
+    refuse = Corrections.refused
+    monkeypatch.setattr(Corrections, "refused", lambda *args: refused.append(args) or refuse(*args))
+    monkeypatch.setattr(compiled, "_measured", out_of_memory_once)
+    monkeypatch.setattr(compiled, "MOST_ATTEMPTS", 2)
+    recoup.optimize(model, budget=budget, cache=tmp_path, **COMPILED)
+    run(model, x, steps=1)
+    assert len(tried) == 2
+    assert refused
+    assert recoup.plans(model)[0].peak_bytes == budget - 1
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_convolutions_are_laid_out_as_in_the_forward(tmp_path, monkeypatch, channels_last):
+    """Whatever Inductor would decide for those that the backward makes again. On a CPU it is always channels last."""
+    decide, seen, measured = GraphLowering.decide_layout_opt, [], []
+
+    def decided(module, *, is_inference):
+        if not isinstance(module, fx.GraphModule):  # asked about the forward's nodes
+            return channels_last
+        seen.append(decide(module, is_inference=is_inference))
+        return seen[-1]
+
+    monkeypatch.setattr(GraphLowering, "decide_layout_opt", staticmethod(decided))
+    before = inductor_config.layout_optimization, inductor_config.force_layout_optimization
+    measure = profile._measure
+    monkeypatch.setattr(profile, "_measure", lambda *args: measured.append(args[2]) or measure(*args))
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.Tanh()) for _ in range(6)])
+    recoup.optimize(model, budget=0.9, cache=tmp_path, **COMPILED)
+    run(model, torch.randn(64, 8, 12, 12), steps=1)
+    assert repeats(model) > 0
+    assert len(seen) >= 2
+    assert set(seen) == set(measured) == {channels_last}
+    assert (inductor_config.layout_optimization, inductor_config.force_layout_optimization) == before
 
 
 def test_corrections_close_in():

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -227,6 +228,51 @@ class TestCache:
         monkeypatch.setattr(recoup.torch.planning, "solve", never)
         monkeypatch.setattr(recoup.torch.profile, "_measure", never)
         assert run() == first
+
+    def test_algorithms_that_are_others_in_each_process(self, tmp_path, monkeypatch):
+        """As cuDNN's, where it may try them: the workspace is that of now, and the plan that of before if it fits."""
+        measure, solve = recoup.torch.profile._measure, recoup.torch.planning.solve
+        measured, solved = [], []
+
+        def run(workspace: int):
+            def measure_with(node, *rest):
+                measured.append(node.name)
+                return replace(measure(node, *rest), workspace=workspace)
+
+            monkeypatch.setattr(recoup.torch.profile, "_measure", measure_with)
+            torch._dynamo.reset()
+            measured.clear()
+            solved.clear()
+            torch.manual_seed(0)
+            model = net()
+            recoup.optimize(model, budget=budget, cache=tmp_path, **QUICK)
+            train(model, images(), steps=1)
+            plan = recoup.plans(model)[0]
+            convolutions = [op for op in plan.graph.ops if "convolution" in op.id]
+            assert {op.workspace for op in convolutions} == {workspace}
+            assert plan.peak_bytes <= plan.budget_bytes
+            return [op.time for op in plan.graph.ops], len(measured), len(solved), plan.peak_bytes
+
+        monkeypatch.setattr(recoup.torch.profile, "_has_algorithms", lambda key, _: "convolution" in key)
+        monkeypatch.setattr(recoup.torch.profile, "_workspaces", {})
+        monkeypatch.setattr(
+            recoup.torch.planning, "solve", lambda *args, **kw: solved.append(args) or solve(*args, **kw)
+        )
+        budget = 2**40
+        plain = run(0)[3]
+        budget = int(0.8 * plain)
+        recoup.torch.profile._workspaces.clear()
+        times, _, searches, _ = run(0)
+        assert searches >= 1
+        recoup.torch.profile._workspaces.clear()  # another process
+        again, convolutions, searches, _ = run(16)
+        assert 0 < convolutions < len(times)
+        assert (again, searches) == (times, 0)
+        assert run(16)[1:3] == (0, 0)  # in this one they were tried
+        recoup.torch.profile._workspaces.clear()
+        again, _, searches, _ = run(2**17)
+        assert again == times
+        assert searches >= 1  # for with so much more the old plan does not fit
 
     def test_what_was_measured_before_a_library_was_given_up_is_measured_again(self, tmp_path, monkeypatch):
         """As PyTorch gives up oneDNN at the first product in bfloat16 on a CPU that has none."""

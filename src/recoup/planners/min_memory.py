@@ -1,7 +1,8 @@
 """Min-memory: the smallest peak any of our planners can reach, and a lower bound on it.
 
-Candidates are the baselines in all their settings. On small graphs the integer program (9) then minimises its own peak.
-The bound is the floor: what a single op needs.
+First the plain schedule is repaired for the floor, what a single op needs, which nothing goes below. Where that is not
+reached, candidates are the baselines in all their settings and, on small graphs, the integer program (9) with its own
+peak as the objective.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from recoup import solvers
 from recoup.judge import simulate
 from recoup.planners import registry
 from recoup.planners.checkmate import below_floor
+from recoup.planners.extras import Runs
 from recoup.planners.floor import memory_floor
+from recoup.planners.repair import Repairer
 from recoup.planners.stages import StageProgram
 from recoup.schedule import Schedule
 from recoup.task import Finding, Task
@@ -26,13 +29,16 @@ BASELINES = (
     "checkpoint-last",
 )
 SMALL = 30  # ops up to which the integer program is worth its seconds here
+CLOSE = 0.002  # of the peak: how near to what repair does not reach is near enough
 
 
 def plan(task: Task) -> Finding:
     """Offer everything; the task keeps the smallest peak, and the cheapest schedule with it."""
     task.smallest = True
     floor = memory_floor(task.graph).bytes
-    registry.offer_candidates(task, *BASELINES)
+    _repair(task, floor)
+    if (task.least_peak or 0) > floor:
+        registry.offer_candidates(task, *BASELINES)
     if len(task.graph.ops) <= SMALL and (task.least_peak or 0) > floor and not task.clock.stopped():
         _integer_program(task)
     if task.budget is not None and floor > task.budget:
@@ -41,6 +47,25 @@ def plan(task: Task) -> Finding:
     if reached == floor:
         return Finding(message=f"{format_bytes(floor)} is the smallest peak of any schedule")
     return Finding(message=f"no schedule goes below {format_bytes(floor)}")
+
+
+def _repair(task: Task, floor: int) -> None:
+    """For the floor, which is often reached, or else by halves for what lies between it and the best so far."""
+    plain = task.offer(Schedule.default(task.graph))
+    clock = task.clock.share(4)
+    in_vain, budget = floor - 1, floor
+    while not clock.stopped():
+        repairer = Repairer(task.graph, budget, task.seed, clock.stopped)
+        fixed = repairer.repair(Runs.of(plain.schedule))
+        if fixed is None:
+            in_vain = budget
+        else:
+            task.offer(fixed.schedule())
+            task.offer(repairer.prune(fixed).schedule())
+        reached = task.least_peak or 0
+        if reached - in_vain <= max(1, CLOSE * reached):
+            return
+        budget = (in_vain + reached) // 2
 
 
 def _integer_program(task: Task) -> None:

@@ -21,7 +21,7 @@ from recoup.torch.fusion import folded_nodes, fused_costs, is_fused_kernel
 from recoup.torch.internals import argument, compile_inductor, prefers_channels_last, written_input
 from recoup.torch.joint import from_tangents, read_joint
 from recoup.torch.memory import measure_peak
-from recoup.torch.planning import StepPlan, StepPlanner
+from recoup.torch.planning import StepPlan, StepPlanner, known_by
 from recoup.torch.rewrite import are_leaves, copy_gradients, order_products, split_convolutions
 from recoup.torch.rng import INDUCTOR
 from recoup.torch.split import split
@@ -29,6 +29,7 @@ from recoup.units import format_bytes
 
 ATTEMPTS = 3  # how often a step is compiled to make its measured peak meet the budget well
 MOST_ATTEMPTS = 6  # how often, as long as it does not meet it at all, or leaves much of it
+MOST_PLANS = 12  # how many plans are asked for; those that there are not cost no compilation
 CLOSE = 0.015  # of the budget: a measured peak this close below it is not worth another compilation
 MUCH = 0.04  # of the budget: left by the best, it may be worth a few more
 MARGIN = 0.003  # of the budget: added to what a measured peak was over the prediction
@@ -74,7 +75,7 @@ class _Partitioner:
         copy_gradients(traced, outputs, self.leaves)
         plain = read_joint(traced, outputs, folded_nodes(traced))
         self.step = self.planner.plain(plain, self._costs(plain))
-        self.key = f"correction {self.step.plan.graph.fingerprint} {self.step.budget}"
+        self.key = f"correction {known_by(self.step.plan.graph)} {self.step.budget}"
         self.is_plain = self.anyway or (self.plainly and self.step.plan.peak_bytes <= PLAIN * self.step.budget)
         if self.is_plain:
             return None
@@ -124,11 +125,12 @@ def compile_step(
     best: _Tried | None = None
     correction: int | None = None
     refusal: BudgetError | None = None
-    plainly, over, budget, planned = planner.may_be_plain, 0, 0, 0
+    plainly, over, budget, planned, attempts = planner.may_be_plain, 0, 0, 0, 0
     corrections = Corrections()
     known: dict[Steps, _Tried] = {}
-    for attempt in range(MOST_ATTEMPTS):
-        if best is not None and best.room < MUCH * budget and attempt >= ATTEMPTS:
+    for _ in range(MOST_PLANS):
+        well_used = best is not None and best.room < MUCH * budget
+        if attempts >= (ATTEMPTS if well_used else MOST_ATTEMPTS):
             break
         partitioner = _Partitioner(
             planner, are_leaves(args), known, correction, plainly, refusal is not None and plainly
@@ -152,6 +154,7 @@ def compile_step(
                 raise refusal from None
             correction, plainly = corrections.refused(planned, refused), False
             continue
+        attempts += 1
         planned = partitioner.correction or 0
         step = partitioner.step
         if function is None:

@@ -195,7 +195,7 @@ class StepPlanner:
     def _solve(self, graph: Graph, limit: int) -> tuple[Plan | None, str]:
         """A plan from the store or from the planner, or why there is none."""
         settings = self.settings
-        key = f"{graph.fingerprint} {limit} {settings.planner} {settings.gap} {settings.time_limit}"
+        key = f"{known_by(graph)} {limit} {settings.planner} {settings.gap} {settings.time_limit}"
         plan = _stored(self.store.recall(key), graph, limit)
         if plan is not None:
             return plan, ""
@@ -216,6 +216,16 @@ class StepPlanner:
             return None, solution.why()
         self.store.keep(key, solution.schedule.steps())
         return Plan.of(solution), ""
+
+
+def known_by(graph: Graph) -> str:
+    """What is learned about a graph is kept under its fingerprint without workspaces: cuDNN may need others next time.
+
+    Whether a schedule fits with those of now is for the judge to say.
+    """
+    without = [tuple(replace(one, workspace=0) for one in op.implementations) for op in graph.ops]
+    ops = [replace(op, implementations=kinds, meta=None) for op, kinds in zip(graph.ops, without, strict=True)]
+    return replace(graph, ops=tuple(ops)).fingerprint
 
 
 def _random_states(joint: Joint, plan: Plan) -> int:

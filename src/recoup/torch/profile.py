@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ REPEATS = 5
 SECONDS = 0.02  # spent timing one op, beyond its first repeat
 
 Listener = Callable[[int, int], None]
+_workspaces: dict[tuple[str, str, str], int] = {}
+"""Of the algorithms that cuDNN has chosen in this process, by device, library versions and key of the convolution."""
 
 
 def profile(
@@ -30,23 +33,40 @@ def profile(
 ) -> dict[str, Cost]:
     """The cost of every signature among the nodes, from the store or measured now; estimated where it cannot run.
 
-    ``channels_last`` measures convolutions in that layout, which Inductor chooses for most networks.
+    ``channels_last`` measures convolutions in that layout, which Inductor chooses for most networks. Where cuDNN tries
+    its algorithms it may choose others in each process: the seconds are those of before, so that the plan is, too, and
+    the workspace is that of now. The step will not try them again.
     """
     device = store.device
-    distinct = {signature(node): node for node in nodes}
-    costs = {key: found for key in distinct if (found := store.cost(_key(key, channels_last))) is not None}
-    missing = [(key, node) for key, node in distinct.items() if key not in costs]
     versions = library_versions()
+    distinct = {signature(node): node for node in nodes}
+    here = {key: (str(device), versions, _key(key, channels_last)) for key in distinct}
+    costs = {
+        key: replace(found, workspace=_workspaces.get(here[key], found.workspace))
+        for key in distinct
+        if (found := store.cost(_key(key, channels_last))) is not None
+    }
+    missing = [
+        (key, node)
+        for key, node in distinct.items()
+        if key not in costs or (_has_algorithms(key, device) and here[key] not in _workspaces)
+    ]
     if missing and device.type == "cpu":
         refuse_profilers()
     with real_tensors(device):
         for count, (key, node) in enumerate(missing):
             if listen is not None:
                 listen(count, len(missing))
-            costs[key] = _measure(node, device, channels_last) or estimate(node, store.rates())
+            measured = _measure(node, device, channels_last) or costs.get(key) or estimate(node, store.rates())
             if library_versions() != versions:
                 break
-            store.remember(_key(key, channels_last), costs[key])
+            if _has_algorithms(key, device):
+                _workspaces[here[key]] = measured.workspace
+            if key in costs:
+                costs[key] = replace(costs[key], workspace=measured.workspace)
+            else:
+                costs[key] = measured
+                store.remember(_key(key, channels_last), measured)
     if library_versions() != versions:  # on some CPUs PyTorch gives up oneDNN for good at its first bfloat16 product
         store.reload()
         return profile(distinct.values(), store, listen, channels_last)
@@ -54,6 +74,11 @@ def profile(
         listen(len(missing), len(missing))
     store.save()
     return costs
+
+
+def _has_algorithms(signature: str, device: torch.device) -> bool:
+    """Whether cuDNN tries several for it, when it first meets it in a process."""
+    return device.type == "cuda" and torch.backends.cudnn.benchmark and "convolution" in signature
 
 
 def _key(signature: str, channels_last: bool) -> str:

@@ -108,11 +108,11 @@ def function_of(program, outputs):
     return function
 
 
-def joint_step(function, inputs, choose, seen):
+def joint_step(function, inputs, choose, seen, nearly=False):
     """The function through AOTAutograd, split by the schedule that ``choose`` takes for its graph."""
 
     def partition(traced, count):
-        split_convolutions(traced)
+        split_convolutions(traced, nearly)
         order_products(traced)
         traced.graph.lint()
         joint = read_joint(traced, count)
@@ -268,18 +268,33 @@ def convolution(transposed, dims, groups, step, more, dilation, bias, layout, se
 def test_convolutions_of_all_kinds_have_their_gradients(
     transposed, dims, groups, step, more, dilation, bias, how, seed
 ):
-    """Whether the gradient of the input is a convolution the other way or what PyTorch had."""
+    """To the last bit with the kernels that PyTorch has, nearly where the input's gradient is a convolution back."""
     function, inputs = convolution(transposed, dims, groups, step, more, dilation, bias, how, seed)
     results = []
-    for planned in (False, True):
+    for nearly in (None, False, True):
         torch._dynamo.reset()
-        outputs = (
-            joint_step(function, inputs, lambda graph: [op.id for op in graph.ops], [])
-            if planned
-            else unplanned_step(function, inputs)
-        )
+        if nearly is None:
+            outputs = unplanned_step(function, inputs)
+        else:
+            outputs = joint_step(function, inputs, lambda graph: [op.id for op in graph.ops], [], nearly)
         results.append((list(outputs), gradients(outputs, inputs)))
     assert_same(results[1], results[0], f"{dims}d, transposed: {transposed}")
+    for mine, theirs in zip(results[2][1], results[0][1], strict=True):
+        torch.testing.assert_close(mine, theirs)
+        assert mine.stride() == theirs.stride()
+
+
+def test_a_convolution_of_nothing():
+    """Its output has no width, which PyTorch's choice of a kernel does not take."""
+
+    def function(x, kernel):
+        return (functional.conv_transpose2d(x, kernel, padding=(0, 1)).sigmoid() + kernel.sum(),)
+
+    inputs = [torch.randn(4, 4, 5, 1, requires_grad=True), torch.randn(4, 4, 2, 2, requires_grad=True)]
+    torch._dynamo.reset()
+    outputs = joint_step(function, inputs, lambda graph: [op.id for op in graph.ops], [], nearly=True)
+    assert outputs[0].shape == (4, 4, 6, 0)
+    assert [tuple(one.shape) for one in gradients(outputs, inputs)] == [(4, 4, 5, 1), (4, 4, 2, 2)]
 
 
 @pytest.mark.parametrize("frozen", [False, True], ids=["trained", "frozen"])
@@ -297,6 +312,6 @@ def test_a_convolutions_input_is_not_kept_for_its_shape(transposed, frozen):
         return [op.id for op in graph.ops]
 
     torch._dynamo.reset()
-    gradients(joint_step(function, inputs, choose, []), inputs[: 1 if frozen else 2])
+    gradients(joint_step(function, inputs, choose, [], nearly=True), inputs[: 1 if frozen else 2])
     read = list(reads.values())
     assert read == [["sin"], []] if frozen else read == [["sin"], ["sin"], []]

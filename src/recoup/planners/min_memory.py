@@ -29,6 +29,7 @@ BASELINES = (
     "checkpoint-last",
 )
 SMALL = 30  # ops up to which the integer program is worth its seconds here
+REPAIRS = 6  # budgets for which the plain schedule is repaired, at most
 CLOSE = 0.002  # of the peak: how near to what repair does not reach is near enough
 
 
@@ -37,7 +38,7 @@ def plan(task: Task) -> Finding:
     task.smallest = True
     floor = memory_floor(task.graph).bytes
     _repair(task, floor)
-    if (task.least_peak or 0) > floor:
+    if task.best is None or task.best.peak_bytes > floor:
         registry.offer_candidates(task, *BASELINES)
     if len(task.graph.ops) <= SMALL and (task.least_peak or 0) > floor and not task.clock.stopped():
         _integer_program(task)
@@ -54,16 +55,16 @@ def _repair(task: Task, floor: int) -> None:
     plain = task.offer(Schedule.default(task.graph))
     clock = task.clock.share(4)
     in_vain, budget = floor - 1, floor
-    while not clock.stopped():
+    for _ in range(REPAIRS if len(plain.schedule) else 0):
         repairer = Repairer(task.graph, budget, task.seed, clock.stopped)
-        fixed = repairer.repair(Runs.of(plain.schedule))
-        if fixed is None:
-            in_vain = budget
-        else:
+        fixed, before = repairer.repair(Runs.of(plain.schedule)), task.best
+        if fixed is not None:
             task.offer(fixed.schedule())
             task.offer(repairer.prune(fixed).schedule())
-        reached = task.least_peak or 0
-        if reached - in_vain <= max(1, CLOSE * reached):
+        if task.best is before:  # there is none, or it is too dear
+            in_vain = budget
+        reached = plain.peak_bytes if task.best is None else task.best.peak_bytes
+        if reached - in_vain <= CLOSE * reached or clock.stopped():
             return
         budget = (in_vain + reached) // 2
 

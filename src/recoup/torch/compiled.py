@@ -79,7 +79,7 @@ class _Partitioner:
         self.is_plain = self.anyway or (self.plainly and self.step.plan.peak_bytes <= PLAIN * self.step.budget)
         if self.is_plain:
             return None
-        split_convolutions(traced)
+        split_convolutions(traced, nearly=True)
         order_products(traced)
         joint = read_joint(traced, outputs, folded_nodes(traced))
         reused = self.planner.reuse(joint) if self.plainly else None

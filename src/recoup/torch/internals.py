@@ -394,16 +394,18 @@ def _keeping_places() -> Iterator[None]:
         yield
 
 
-_BOTH_WAYS = ({"Cudnn", "CudnnTranspose"}, {"Mkldnn", "MkldnnTranspose"}, {"Mkldnn", "???"})  # oneDNN's has no name yet
+_CUDNN = ({"Cudnn", "CudnnTranspose"},)
+_ONEDNN = ({"Mkldnn", "MkldnnTranspose"}, {"Mkldnn", "???"})  # the transposed one has no name yet
 
 
-def are_one_kernel(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    """Whether of two convolutions, one of them transposed, each is the gradient of the other's input in one library.
+def are_one_kernel(one: tuple[Any, ...], other: tuple[Any, ...], nearly: bool) -> bool:
+    """Whether of two convolutions, one of them transposed, each is the gradient of the other's input.
 
-    Each is given by the arguments of ``aten.convolution``. There the forward of one is the kernel that computes the
-    gradient of the other, to the last bit; where PyTorch's own kernels are chosen, it is not.
+    Each is given by the arguments of ``aten.convolution``. cuDNN runs the same kernel for both. oneDNN most often does,
+    and ``nearly`` takes that for good enough; PyTorch's own kernels are others.
     """
-    return {torch._C._select_conv_backend(*args, None).name for args in (one, other)} in _BOTH_WAYS
+    chosen = {torch._C._select_conv_backend(*args, None).name for args in (one, other)}
+    return chosen in (_CUDNN + _ONEDNN if nearly else _CUDNN)
 
 
 def prefers_channels_last(forward: Iterable[fx.Node]) -> bool:

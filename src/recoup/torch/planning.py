@@ -29,6 +29,7 @@ from recoup.torch.step import ARGUMENTS, arguments, step_graph
 from recoup.torch.store import Store, conditions, library_versions
 from recoup.units import Budget, format_bytes, resolve_budget
 
+FALLEN = 0.9  # of the workspaces that a plan was made with: with less, there may be a better one
 GRAIN = 1024  # resident memory is rounded up to this part of the budget, so that a few bytes more are no new plan
 
 
@@ -196,9 +197,12 @@ class StepPlanner:
         """A plan from the store or from the planner, or why there is none."""
         settings = self.settings
         key = f"{known_by(graph)} {limit} {settings.planner} {settings.gap} {settings.time_limit}"
-        plan = _stored(self.store.recall(key), graph, limit)
-        if plan is not None:
-            return plan, ""
+        workspaces = sum(op.workspace for op in graph.ops)
+        kept = self.store.recall(key)
+        if kept and isinstance(kept[0], int) and workspaces >= FALLEN * kept[0]:
+            plan = _stored(kept[1:], graph, limit)
+            if plan is not None:
+                return plan, ""
         solution = solve(
             graph,
             max(0, limit),
@@ -214,7 +218,7 @@ class StepPlanner:
             solution = replace(solve(graph, None, "min-memory", time_limit=SMALLEST_BUDGET_SECONDS), budget_bytes=limit)
         if solution.schedule is None or (solution.peak_bytes or 0) > limit:
             return None, solution.why()
-        self.store.keep(key, solution.schedule.steps())
+        self.store.keep(key, [workspaces, *solution.schedule.steps()])
         return Plan.of(solution), ""
 
 

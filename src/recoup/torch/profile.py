@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,7 +36,8 @@ def profile(
 
     ``channels_last`` measures convolutions in that layout, which Inductor chooses for most networks. Where cuDNN tries
     its algorithms it may choose others in each process: the seconds are those of before, so that the plan is, too, and
-    the workspace is that of now. The step will not try them again.
+    the workspace is that of now. Each thread has its own choice, and the backward runs on another than the forward: the
+    larger workspace counts. The step will not try them again.
     """
     device = store.device
     versions = library_versions()
@@ -61,6 +63,8 @@ def profile(
             if library_versions() != versions:
                 break
             if _has_algorithms(key, device):
+                again = _in_backward(device, partial(_measure, node, device, channels_last)) or measured
+                measured = replace(measured, workspace=max(measured.workspace, again.workspace))
                 _workspaces[here[key]] = measured.workspace
             if key in costs:
                 costs[key] = replace(costs[key], workspace=measured.workspace)
@@ -79,6 +83,29 @@ def profile(
 def _has_algorithms(signature: str, device: torch.device) -> bool:
     """Whether cuDNN tries several for it, when it first meets it in a process."""
     return device.type == "cuda" and torch.backends.cudnn.benchmark and "convolution" in signature
+
+
+class _Backward(torch.autograd.Function):
+    """Runs something in its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, run: Callable[[], None]) -> torch.Tensor:
+        ctx.run = run
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        ctx.run()
+        return gradient, None
+
+
+def _in_backward(device: torch.device, measure: Callable[[], Cost | None]) -> Cost | None:
+    """On the thread on which autograd runs the backward of what lies on the device."""
+    found: list[Cost | None] = []
+    with torch.enable_grad():
+        start = torch.zeros((), device=device, requires_grad=True)
+        _Backward.apply(start, lambda: found.append(measure())).backward()
+    return found[0]
 
 
 def _key(signature: str, channels_last: bool) -> str:

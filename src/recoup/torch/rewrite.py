@@ -17,10 +17,13 @@ from recoup.torch.joint import from_tangents
 aten = torch.ops.aten
 
 
-def split_convolutions(module: fx.GraphModule) -> None:
-    """Take each convolution's backward apart, so that its input is gone before the input's gradient is made."""
+def split_convolutions(module: fx.GraphModule, nearly: bool = False) -> None:
+    """Take each convolution's backward apart, so that its input is gone before the input's gradient is made.
+
+    ``nearly`` lets a CPU round otherwise.
+    """
     for node in module.graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
-        _split_convolution_backward(module.graph, node)
+        _split_convolution_backward(module.graph, node, nearly)
     module.recompile()
 
 
@@ -142,8 +145,8 @@ def _move_before(first: fx.Node, second: fx.Node, position: dict[fx.Node, int]) 
             first.prepend(node)
 
 
-def _split_convolution_backward(graph: fx.Graph, node: fx.Node) -> None:
-    """The weight's gradient first and the input's after it, which does not read the input.
+def _split_convolution_backward(graph: fx.Graph, node: fx.Node, nearly: bool) -> None:
+    """The weight's gradient first and the input's after it, which does not read the input where it need not.
 
     The kernels are separate in every back end; ``output_mask`` says which of them run.
     """
@@ -155,7 +158,7 @@ def _split_convolution_backward(graph: fx.Graph, node: fx.Node) -> None:
     with graph.inserting_before(node):
         if parts:
             for_weight = _masked(graph, node, [False, mask[1], mask[2]])
-        fresh = _convolution_back(graph, node)
+        fresh = _convolution_back(graph, node, nearly)
         if fresh is None and not parts:
             return
         if fresh is None:
@@ -167,7 +170,7 @@ def _split_convolution_backward(graph: fx.Graph, node: fx.Node) -> None:
     graph.erase_node(node)
 
 
-def _convolution_back(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
+def _convolution_back(graph: fx.Graph, node: fx.Node, nearly: bool) -> fx.Node | None:
     """The gradient of a convolution's input as the convolution the other way; None where that is another kernel.
 
     A convolution's backward is handed the input for its shape alone: a kernel that does not read it lets it go.
@@ -175,12 +178,12 @@ def _convolution_back(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
     gradient, x, weight, _, stride, padding, dilation, transposed, padded, groups, _ = node.args
     fake, given, kernel = (arg.meta["val"] for arg in (gradient, x, weight))  # type: ignore[union-attr]
     steps = tuple(zip(given.shape[2:], fake.shape[2:], kernel.shape[2:], stride, padding, dilation, strict=False))  # type: ignore[arg-type]
-    if not len(steps) == given.dim() - 2 == kernel.dim() - 2 == len(padded):  # type: ignore[arg-type]
+    if not len(steps) == given.dim() - 2 == kernel.dim() - 2 == len(padded) or not (fake.numel() and given.numel()):  # type: ignore[arg-type]
         return None
     rest = [size - ((out - 1) * by - 2 * pad + wide * (k - 1) + 1) for size, out, k, by, pad, wide in steps]
     back = (None, stride, padding, dilation, not transposed, [0] * len(rest) if transposed else rest, groups)
     there = (None, stride, padding, dilation, transposed, padded, groups)
-    if not are_one_kernel((given, kernel, *there), (fake, kernel, *back)):
+    if not are_one_kernel((given, kernel, *there), (fake, kernel, *back), nearly):
         return None
     wanted = node.meta["val"][0]
     with fake.fake_mode:

@@ -155,30 +155,6 @@ def test_a_plan_is_compiled_once_and_has_the_peak_that_was_measured(tmp_path, mo
         assert _as_measured(plan, plan.peak_bytes + more).peak_bytes == plan.peak_bytes + more
 
 
-def test_plans_that_there_are_not_cost_no_attempt(tmp_path, monkeypatch):
-    """After memory ran out the prediction is taken for a tenth too low; with so little room that leaves no plan."""
-    model, x = blocks(), torch.randn(1024, 32)
-    plain = recoup.plan(model, x, 1.0, cache=tmp_path, **{**COMPILED, "planner": "checkpoint-all"})
-    budget = int(1.2 * recoup.solve(plain.graph, None, "min-memory", time_limit=2).peak_bytes)
-    tried, refused = [], []
-
-    def out_of_memory_once(*args):
-        tried.append(args)
-        if len(tried) == 1:
-            raise torch.OutOfMemoryError
-        return budget - 1, 0.001
-
-    refuse = Corrections.refused
-    monkeypatch.setattr(Corrections, "refused", lambda *args: refused.append(args) or refuse(*args))
-    monkeypatch.setattr(compiled, "_measured", out_of_memory_once)
-    monkeypatch.setattr(compiled, "MOST_ATTEMPTS", 2)
-    recoup.optimize(model, budget=budget, cache=tmp_path, **COMPILED)
-    run(model, x, steps=1)
-    assert len(tried) == 2
-    assert refused
-    assert recoup.plans(model)[0].peak_bytes == budget - 1
-
-
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_convolutions_are_laid_out_as_in_the_forward(tmp_path, monkeypatch, channels_last):
     """Whatever Inductor would decide for those that the backward makes again. On a CPU it is always channels last."""

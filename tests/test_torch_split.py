@@ -233,7 +233,7 @@ def test_products_of_a_backward_in_the_order_that_holds_less(inner, bias, order)
 
 
 def convolution(transposed, dims, groups, step, more, dilation, bias, layout, seed):
-    """A convolution between two others, and what it is given."""
+    """A step with one convolution, and what it is given."""
     torch.manual_seed(seed)
     name = f"conv{'_transpose' if transposed else ''}{dims}d"
     x = torch.randn(4, 16, *[7 + dim for dim in range(dims)])

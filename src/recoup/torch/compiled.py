@@ -18,7 +18,13 @@ from recoup.planfile import Plan
 from recoup.schedule import Schedule
 from recoup.torch.corrections import Corrections
 from recoup.torch.fusion import folded_nodes, fused_costs, is_fused_kernel
-from recoup.torch.internals import argument, compile_inductor, prefers_channels_last, written_input
+from recoup.torch.internals import (
+    argument,
+    compile_inductor,
+    lay_out_convolutions,
+    prefers_channels_last,
+    written_input,
+)
 from recoup.torch.joint import from_tangents, read_joint
 from recoup.torch.memory import measure_peak
 from recoup.torch.planning import StepPlan, StepPlanner, known_by
@@ -64,7 +70,7 @@ class _Partitioner:
     learned: bool = False
     key: str = ""
     channels_last: bool = False
-    """How convolutions are laid out."""
+    """How convolutions are laid out: as Inductor would those of the forward."""
     written: set[int | None] = field(default_factory=set)
     """The arguments that the step writes to; None stands for some that share memory."""
 
@@ -90,6 +96,7 @@ class _Partitioner:
         self.steps = tuple(str(step) for step in self.step.plan.schedule.steps())
         if self.steps in self.known:
             raise _IsKnown
+        lay_out_convolutions(self.channels_last)
         return split(joint, self.steps, INDUCTOR)
 
     def _costs(self, joint: Any) -> Any:

@@ -352,8 +352,6 @@ class _PlannedPartitioner(CustomPartitionerFn):
         halves = self._partition(gm, num_fwd_outputs)
         if halves is None:
             return min_cut_rematerialization_partition(gm, joint_inputs, num_fwd_outputs=num_fwd_outputs, **options)
-        channels_last = prefers_channels_last(halves[0].graph.nodes)
-        inductor_config.layout_optimization = inductor_config.force_layout_optimization = channels_last
         return halves
 
     def __deepcopy__(self, _memo: Any) -> _PlannedPartitioner:
@@ -414,6 +412,14 @@ def prefers_channels_last(forward: Iterable[fx.Node]) -> bool:
     return bool(GraphLowering.decide_layout_opt(module, is_inference=False))
 
 
+def lay_out_convolutions(channels_last: bool) -> None:
+    """So in both halves; for a partition that :func:`compile_inductor` asks.
+
+    Inductor would decide for each half by the convolutions in it, and those that a plan makes again are others in each.
+    """
+    inductor_config.layout_optimization = inductor_config.force_layout_optimization = channels_last
+
+
 def compile_inductor(module: fx.GraphModule, args: Sequence[Any], partition: Partition) -> Callable[..., Any]:
     """Compile ``module`` with Inductor at the concrete shapes of ``args``, split by ``partition``.
 
@@ -421,9 +427,6 @@ def compile_inductor(module: fx.GraphModule, args: Sequence[Any], partition: Par
 
     A hit in AOTAutograd's cache would never call the partitioner, so that cache is off; Inductor's own, of compiled
     halves, is as the user has it. The backward is compiled here, too, and not when it first runs.
-
-    Inductor would decide about the layout of convolutions for each half by the convolutions in it, and those that a
-    plan makes again are others in each plan: what it decides for the forward holds for both.
     """
     fresh = fx.GraphModule(module, copy.deepcopy(module.graph))
     planned = inductor_config.patch(

@@ -85,26 +85,13 @@ def _has_algorithms(signature: str, device: torch.device) -> bool:
     return device.type == "cuda" and torch.backends.cudnn.benchmark and "convolution" in signature
 
 
-class _Backward(torch.autograd.Function):
-    """Runs something in its backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, run: Callable[[], None]) -> torch.Tensor:
-        ctx.run = run
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
-        ctx.run()
-        return gradient, None
-
-
 def _in_backward(device: torch.device, measure: Callable[[], Cost | None]) -> Cost | None:
     """On the thread on which autograd runs the backward of what lies on the device."""
     found: list[Cost | None] = []
     with torch.enable_grad():
-        start = torch.zeros((), device=device, requires_grad=True)
-        _Backward.apply(start, lambda: found.append(measure())).backward()
+        result = torch.zeros((), device=device, requires_grad=True).clone()
+        result.register_hook(lambda _: found.append(measure()))
+        result.backward()
     return found[0]
 
 

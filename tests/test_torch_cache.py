@@ -1,0 +1,138 @@
+"""What was measured and planned before is found again, in the next process, too, and only where it still holds."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import recoup
+import recoup.torch.planning
+import recoup.torch.profile
+from recoup.generators import chain
+from recoup.torch.store import library_versions
+from tests.test_torch_plans import images, net, never, train
+from tests.torch_helpers import QUICK, tight
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_the_second_run_measures_and_solves_nothing(tmp_path, monkeypatch):
+    def run():
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model, x = net(), images()
+        recoup.optimize(model, budget=0.8, cache=tmp_path, **QUICK)
+        train(model, x, steps=1)
+        gradients = [parameter.grad.numpy().tobytes() for parameter in model.parameters()]
+        return gradients, recoup.plans(model)[0].schedule.steps()
+
+    first = run()
+    monkeypatch.setattr(recoup.torch.planning, "solve", never)
+    monkeypatch.setattr(recoup.torch.profile, "_measure", never)
+    assert run() == first
+
+
+def test_algorithms_that_are_others_in_each_process(tmp_path, monkeypatch):
+    """As cuDNN's, where it may try them: the workspace is that of now, the seconds are those of before."""
+    measure, measured = recoup.torch.profile._measure, []
+
+    def run(workspace: int):
+        def measure_with(node, *rest):
+            measured.append(node.name)
+            return replace(measure(node, *rest), workspace=workspace)
+
+        monkeypatch.setattr(recoup.torch.profile, "_measure", measure_with)
+        torch._dynamo.reset()
+        measured.clear()
+        model = net()
+        recoup.optimize(model, budget="1GiB", cache=tmp_path, **QUICK)
+        train(model, images(), steps=1)
+        graph = recoup.plans(model)[0].graph
+        assert {op.workspace for op in graph.ops if "convolution" in op.id} == {workspace}
+        return [op.time for op in graph.ops], len(measured)
+
+    monkeypatch.setattr(recoup.torch.profile, "_has_algorithms", lambda key, _: "convolution" in key)
+    monkeypatch.setattr(recoup.torch.profile, "_workspaces", {})
+    times, everything = run(0)
+    recoup.torch.profile._workspaces.clear()  # another process
+    again, convolutions = run(16)
+    assert again == times
+    assert 0 < convolutions < everything
+    assert run(16) == (times, 0)  # in this one they were tried
+
+
+def test_a_plan_is_known_whatever_the_workspaces_are():
+    graph = chain(3)
+
+    def with_(**changes):
+        ops = [replace(op, implementations=(replace(op.implementations[0], **changes),)) for op in graph.ops]
+        return recoup.torch.planning.known_by(replace(graph, ops=tuple(ops)))
+
+    assert with_(workspace=64) == with_(workspace=0) != with_(time=2)
+
+
+def test_what_was_measured_before_a_library_was_given_up_is_measured_again(tmp_path, monkeypatch):
+    """As PyTorch gives up oneDNN at the first product in bfloat16 on a CPU that has none."""
+    honest = recoup.torch.profile._measure
+    measured = []
+
+    def failing(node, *rest):
+        measured.append((node.name, torch.backends.mkldnn.enabled))
+        if len(measured) == 3:
+            torch._C._set_mkldnn_enabled(False)
+        return honest(node, *rest)
+
+    monkeypatch.setattr(recoup.torch.profile, "_measure", failing)
+    model, x = net(), images()
+    recoup.plan(model, x, 1.0, cache=tmp_path, **QUICK)
+    before, after = ([name for name, enabled in measured if enabled == wanted] for wanted in (True, False))
+    assert len(before) == 3
+    assert set(before) <= set(after)
+    monkeypatch.setattr(recoup.torch.profile, "_measure", never)
+    recoup.plan(model, x, 1.0, cache=tmp_path, **QUICK)
+
+
+def test_a_broken_cache_is_no_problem(tmp_path):
+    model, x = net(), images()
+    fraction = tight(model, x, 0.5, tmp_path, 0.02)
+    recoup.optimize(model, budget=fraction, cache=tmp_path, **QUICK)
+    train(model, x, steps=1)
+    files = list(tmp_path.iterdir())
+    assert len(files) >= 2
+    for text in ("{broken", "[]", '{"costs": [], "rates": 3}', '{"costs": {"a": 1}, "kept": [[]]}'):
+        for file in files:
+            file.write_text(text)
+        torch._dynamo.reset()
+        recoup.optimize(model, budget=fraction, cache=tmp_path, **QUICK)
+        train(model, x, steps=1)
+
+
+def test_a_cache_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    model, x = net(), images()
+    recoup.optimize(model, budget=1.0, cache=tmp_path / "file" / "folder", **QUICK)
+    train(model, x, steps=1)
+    assert len(recoup.plans(model)) == 1
+
+
+def test_no_cache_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model, x = nn.Linear(3, 3), torch.randn(2, 3)
+    recoup.optimize(model, budget=1.0, cache=False, **QUICK)
+    model(x).sum().backward()
+    assert list(tmp_path.iterdir()) == []
+    recoup.optimize(model, budget=1.0, cache=True, **QUICK)
+    model(x).sum().backward()
+    assert [path.name for path in tmp_path.iterdir()] == ["recoup"]
+
+
+def test_measurements_with_other_precisions_are_others():
+    """After these have been set, PyTorch refuses to read the settings that they replace."""
+    before, convolutions = library_versions(), torch.backends.cudnn.conv.fp32_precision
+    torch.backends.cudnn.conv.fp32_precision = "ieee"
+    try:
+        assert library_versions() != before
+    finally:
+        torch.backends.cudnn.conv.fp32_precision = convolutions
+    assert library_versions() == before

@@ -31,13 +31,13 @@ class Following:
         if self._obeyed == at:
             return True
         self._obeyed = at
-        for value in [one for one in self._holding if self.plan.holds[one] < at]:
-            del self._holding[value]
         try:
             for order in self.plan.orders[at]:
                 self._carry_out(order)
         except BudgetError:  # there is less room than was planned for
             return False
+        for value in [one for one in self._holding if self.plan.holds[one] <= at]:
+            del self._holding[value]
         return True
 
     def made(self, contents: Sequence[Content]) -> None:

@@ -46,15 +46,24 @@ class Plan {
 
   bool exists() const { return !script.orders.empty(); }
 
+  // What is there, or kept, for the sake of what is needed no more goes.
+  void tidy() {
+    auto is_over = [&](int64_t number) {
+      Value& value = values_.at(number);
+      if (!is_needed(number)) {
+        value.own = {};
+        value.keeps.clear();
+      }
+      return !value.own && value.keeps.empty();
+    };
+    owners_.erase(std::remove_if(owners_.begin(), owners_.end(), is_over), owners_.end());
+  }
+
   // Do what is to be done before an operator. False if that cannot be done.
   bool obey(size_t at, const Room& has_room) {
     if (broken_) return false;
     if (obeyed_ == static_cast<int64_t>(at)) return true;
     obeyed_ = static_cast<int64_t>(at);
-    for (auto held = holding_.begin(); held != holding_.end();) {
-      held = script.holds.at(held->first) < obeyed_ ? holding_.erase(held) : std::next(held);
-    }
-    tidy();
     for (const Order& order : script.orders[at]) {
       for (int64_t number : order.values) {
         auto found = values_.find(number);
@@ -66,6 +75,10 @@ class Plan {
         }
       }
     }
+    for (auto held = holding_.begin(); held != holding_.end();) {
+      held = script.holds.at(held->first) <= obeyed_ ? holding_.erase(held) : std::next(held);
+    }
+    keep_less();
     return true;
   }
 
@@ -139,6 +152,7 @@ class Plan {
     holding_.clear();
     readers_.clear();
     owners_.clear();
+    back_.clear();
     obeyed_ = unplanned_ = -1;
     broken_ = false;
     return left;
@@ -187,11 +201,8 @@ class Plan {
     std::vector<c10::Storage> keeps;
     std::unordered_map<size_t, bool> known;
     if (!bytes || value.place.bytes == 0 || !can_make(value.record, keeps, known)) return;
-    if (value.own) {
-      value.own = {};
-    } else {
-      empty(bytes);
-    }
+    empty(bytes);
+    value.own = {};
     if (is_needed(number)) {
       value.keeps = std::move(keeps);
       owners_.push_back(number);
@@ -266,6 +277,25 @@ class Plan {
       exchange(place, made);
     }
     value.keeps.clear();
+    back_.push_back(number);
+  }
+
+  // What is away and will be made from what came back keeps that, and not any more what that was made from.
+  void keep_less() {
+    std::unordered_set<int64_t> seen;
+    while (!back_.empty()) {
+      auto readers = readers_.find(back_.back());
+      back_.pop_back();
+      if (readers == readers_.end()) continue;
+      for (int64_t reader : readers->second) {
+        Value& value = values_.at(reader);
+        if (bytes_of(value) || !seen.insert(reader).second) continue;
+        back_.push_back(reader);
+        std::vector<c10::Storage> keeps;
+        std::unordered_map<size_t, bool> known;
+        if (!value.keeps.empty() && can_make(value.record, keeps, known)) value.keeps = std::move(keeps);
+      }
+    }
   }
 
   bool is_reached(int64_t number) const {
@@ -291,19 +321,6 @@ class Plan {
     return false;
   }
 
-  // What is there, or kept, for the sake of what is needed no more goes.
-  void tidy() {
-    auto is_over = [&](int64_t number) {
-      Value& value = values_.at(number);
-      if (!is_needed(number)) {
-        value.own = {};
-        value.keeps.clear();
-      }
-      return !value.own && value.keeps.empty();
-    };
-    owners_.erase(std::remove_if(owners_.begin(), owners_.end(), is_over), owners_.end());
-  }
-
   c10::Device device_;
   std::vector<Noted> records_;
   std::unordered_map<int64_t, Value> values_;
@@ -311,6 +328,7 @@ class Plan {
   std::unordered_map<int64_t, c10::Storage> holding_;
   std::unordered_map<int64_t, std::vector<int64_t>> readers_;  // those of the plan that were made from each
   std::vector<int64_t> owners_;  // values that have bytes of their own, or keep others'
+  std::vector<int64_t> back_;  // values that came back since the last orders
   int64_t obeyed_ = -1;  // the operator for which orders were obeyed last
   int64_t unplanned_ = -1;  // the number of a value that the plan has none for; less than that were not given yet
   bool broken_ = false;  // an operator made something else than planned

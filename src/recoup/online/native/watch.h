@@ -300,6 +300,7 @@ class Watch {
       next = 0;
     }
     if (!obeys || (scan.foreign && plan_.script.remembers[next])) return false;
+    plan_.tidy();
     over = is_over(next);
     if (over || !obey(next)) return false;
     for (const at::Tensor& tensor : scan.tensors) {

@@ -130,10 +130,10 @@ def test_what_outlives_the_program_is_all_that_repeating_needs(graph, share):
         ends.update((int(value), int(op.id) + 1) for value in (*op.inputs, *op.outputs))
     ends = {value: end for value, end in ends.items() if str(value) not in graph.outputs}
     holds = outliving(schedule, ends)
-    before = orders(schedule, 2 * len(graph.ops), ends)
+    before = orders(schedule, 2 * len(graph.ops), ends, holds)
     live = set()
     for position in range(2 * len(graph.ops)):
-        live -= {str(value) for value, end in ends.items() if max(end, holds.get(value, 0) + 1) == position}
+        live -= {str(value) for value, end in ends.items() if end == position and value not in holds}
         for order in before[position]:
             made = tuple(map(str, order.values))
             if order.evict:
@@ -142,6 +142,7 @@ def test_what_outlives_the_program_is_all_that_repeating_needs(graph, share):
                 again = next(other for other in graph.ops if other.outputs == made)
                 assert all(value in live for value in again.inputs if value in graph.producer)
                 live.update(made)
+        assert not any(holds[value] <= position and str(value) in live for value in holds)
         if str(position) in graph.op_index:
             live.update(graph.ops[graph.op_index[str(position)]].outputs)
 

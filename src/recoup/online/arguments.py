@@ -5,7 +5,7 @@ Every operator of the program comes through here, so there is one loop and littl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from recoup.online.calls import Call, RandomState, Repetition, Scratch, View, fl
 from recoup.online.contents import Content
 from recoup.online.keeper import Keeper
 from recoup.online.learned import Learned
-from recoup.online.operators import SIZED_BY_FLOATS, STATISTICS
+from recoup.online.operators import SIZED_BY_FLOATS, STATISTICS, number_places
 
 _VALUES = frozenset((int, bool, str, type(None), torch.dtype, torch.layout, torch.device, torch.memory_format))
 _SMALL = 16  # elements: arguments of another device up to this size are copied into the call
@@ -34,7 +34,7 @@ class Arguments:
         self._views: list[View] = []
         self._foreign = False
         self._repeatable = True
-        self._places = self._read(args, keeper)
+        self._places = self._read(args, keeper, number_places(func))
         self._names: dict[str, Any] = {}
         if not self.tensors and func.overloadpacket.__name__ in SIZED_BY_FLOATS:
             self.key.append(repr(args))
@@ -42,11 +42,11 @@ class Arguments:
             self.key.append(tuple(kwargs))
             self._names = dict(zip(kwargs, self._read(kwargs.values(), keeper), strict=True))
 
-    def _read(self, values: Iterable[Any], keeper: Keeper) -> list[Any]:
-        """The values with views in place of tensors."""
+    def _read(self, values: Iterable[Any], keeper: Keeper, numbers: Container[int] = ()) -> list[Any]:
+        """The values with views in place of tensors; where ``numbers`` are, they change no size."""
         key = self.key
         places: list[Any] = []
-        for value in values:
+        for at, value in enumerate(values):
             kind = type(value)
             if isinstance(value, torch.Tensor):
                 content = keeper.content_of(value)
@@ -73,7 +73,7 @@ class Arguments:
                 read = self._read(value, keeper)
                 places.append(read if kind is list else tuple(read))
             else:  # the value of a float changes no size; a rate that decays is no new operator
-                key.append(value if kind in _VALUES else kind)
+                key.append(value if kind in _VALUES and at not in numbers else kind)
                 places.append(value)
         return places
 

@@ -8,13 +8,13 @@ wrote it down: it is counted by the allocator, which is why this is for devices 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from recoup.online.learned import TIMED_RUNS, Learned, canonical
-from recoup.online.operators import Traits
+from recoup.online.operators import Traits, number_places
 from recoup.online.orders import Order
 from recoup.schedule import Schedule
 
@@ -28,7 +28,7 @@ class Glance:
         self, func: Any, args: tuple[Any, ...], traits: Traits, known: Learned, memory: int, light: bool
     ) -> None:
         self.func = canonical(func)
-        self.shapes = _shapes(args)
+        self.shapes = _shapes(args, number_places(func))
         self.traits = traits
         self.known = known
         self.memory = memory
@@ -47,7 +47,7 @@ class Glance:
 
     def fits(self, func: Any, args: tuple[Any, ...]) -> bool:
         """Whether a call is this operator's."""
-        return canonical(func) is self.func and _shapes(args) == self.shapes
+        return canonical(func) is self.func and _shapes(args, number_places(func)) == self.shapes
 
 
 def look_ahead(step: Sequence[Glance]) -> None:
@@ -57,30 +57,38 @@ def look_ahead(step: Sequence[Glance]) -> None:
         highest = glance.later = max(highest, glance.highest)
 
 
-def _shapes(args: Sequence[Any]) -> list[Any]:
-    """And whole numbers. A float is no size; a rate may decay."""
+def _shapes(args: Sequence[Any], numbers: Container[int] = ()) -> list[Any]:
+    """And whole numbers, but those in place of tensors. A float is no size; a rate may decay."""
     found: list[Any] = []
-    for value in args:
+    for at, value in enumerate(args):
         if isinstance(value, torch.Tensor):
             found.append(value.shape)
         elif isinstance(value, list | tuple):
             found.append(_shapes(value))
-        elif isinstance(value, int):
+        elif isinstance(value, int) and at not in numbers:
             found.append(value)
     return found
 
 
 def remembered(
-    schedule: Schedule, orders: Sequence[Sequence[Order]], ends: Mapping[int, int], holds: Iterable[int]
+    schedule: Schedule, orders: Sequence[Sequence[Order]], ends: Mapping[int, int], holds: Collection[int]
 ) -> tuple[set[int], set[int]]:
     """The operators of a step that must be known while its plan is followed: those that make what it evicts, or holds
     for later, and what they read as far as that is not there any more when they run again, which comes second.
     ``ends`` is when a value goes that is not evicted."""
     graph = schedule.graph
     maker = {int(value): int(op.id) for op in graph.ops for value in op.outputs}
-    evicted = {value for before in orders for order in before if order.evict for value in order.values}
-    stack = [(value, 0) for value in (*evicted, *holds)]
-    stack += [(value, at) for at, before in enumerate(orders) for order in before for value in order.values]
+    stack = [(value, 0) for value in holds]
+    last: dict[int, tuple[int, bool]] = {}
+    for at, before in enumerate(orders):
+        for order in before:
+            values = [value for value in order.values if not (order.evict and value in holds)]
+            stack += [(value, at) for value in values]
+            last.update((value, (at, order.evict)) for value in values)
+    for value, (at, is_away) in last.items():
+        end = ends.get(value, len(orders))
+        if is_away and at < end:  # the program may look at it for as long as it holds it
+            stack.append((value, end - 1))
     seen: set[tuple[int, int]] = set()
     lost: set[int] = set()
     while stack:

@@ -36,8 +36,6 @@ class Following:
                 self._carry_out(order)
         except BudgetError:  # there is less room than was planned for
             return False
-        for value in [one for one in self._holding if self.plan.holds[one] <= at]:
-            del self._holding[value]
         return True
 
     def made(self, contents: Sequence[Content]) -> None:
@@ -57,6 +55,8 @@ class Following:
 
     def _carry_out(self, order: Order) -> None:
         for value in order.values:
+            if order.evict:
+                self._holding.pop(value, None)
             content = self._values.content(value)
             if content is None:
                 continue

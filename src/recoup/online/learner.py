@@ -44,7 +44,7 @@ class Guard(Protocol):
         remembers: list[bool],
         orders: list[list[tuple[bool, tuple[int, ...]]]],
         counts: list[int],
-        holds: dict[int, int],
+        holds: set[int],
         lost: set[int],
     ) -> None:
         """What to know of the step, and what to do before each operator; nothing if nothing is to be done."""
@@ -351,7 +351,7 @@ class Learner:
         """To the guard: what has orders before it, or must be known, comes here."""
         if self.guard is None:
             return
-        plan = self._following.plan if self._following else Plan([[]] * len(self._step), [], {}, set(), set())
+        plan = self._following.plan if self._following else Plan([[]] * len(self._step), [], set(), set(), set())
         light = [glance.light and not before for glance, before in zip(self._glances, plan.orders, strict=True)]
         numbers = [glance.known.alike for glance in self._glances]
         memory = [glance.memory for glance in self._glances]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -65,6 +66,13 @@ class Traits:
     def updated(self, args: tuple[Any, ...]) -> list[torch.Tensor]:
         """Running statistics that this call writes to."""
         return [] if self.backward else self.statistics(args)
+
+
+@cache
+def number_places(func: Any) -> frozenset[int]:
+    """Which arguments are tensors. A number in place of one changes no size: a count may be another in each step."""
+    arguments = enumerate(func._schema.arguments)
+    return frozenset(at for at, argument in arguments if isinstance(argument.type, torch.TensorType))
 
 
 def written_tensors(traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:

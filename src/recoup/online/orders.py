@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,27 +34,28 @@ def memory_with_copies(schedule: Schedule, copies: bool) -> list[int]:
     return memory
 
 
-def orders(schedule: Schedule, count: int, ends: Mapping[int, int]) -> list[list[Order]]:
+def orders(schedule: Schedule, count: int, ends: Mapping[int, int], holds: Container[int] = ()) -> list[list[Order]]:
     """For each of the step's ``count`` operators what to do before it runs; ops and values are called by numbers.
 
-    ``ends`` says before which operator the program itself lets go of a value: nobody needs to be told to then.
+    ``ends`` says before which operator the program itself lets go of a value: nobody needs to be told to then, unless
+    somebody ``holds`` it.
     Raises :class:`ValueError` if the schedule runs operators first in another order than the program.
     """
     graph = schedule.graph
     before: list[list[Order]] = [[] for _ in range(count)]
-    holds: dict[int, int] = {}
+    registers: dict[int, int] = {}
     ran: set[int] = set()
     again: set[int] = set()
     waiting: list[Order] = []
     for line in statements(schedule):
         if not isinstance(line, Compute):
-            value = holds[line.register]
+            value = registers[line.register]
             if str(value) not in graph.outputs:
                 waiting.append(Order((value,), evict=True))
             continue
         position = int(line.op)
         made = tuple(map(int, graph.ops[graph.op_index[line.op]].outputs))
-        holds.update(zip(line.registers, made, strict=True))
+        registers.update(zip(line.registers, made, strict=True))
         if position in ran:
             again.update(made)
             waiting.append(Order(made, evict=False))
@@ -63,7 +64,8 @@ def orders(schedule: Schedule, count: int, ends: Mapping[int, int]) -> list[list
             raise ValueError(f"operator {position} would run after operator {max(ran)}")
         ran.add(position)
         for order in waiting:
-            let_go = ends.get(order.values[0], count) <= position and order.values[0] not in again
+            value = order.values[0]
+            let_go = ends.get(value, count) <= position and value not in again and value not in holds
             if not (order.evict and let_go):
                 before[position].append(order)
         waiting = []

@@ -34,8 +34,8 @@ class Plan:
     """Before each operator."""
     counts: list[int]
     """How many values there are before each operator, and in all."""
-    holds: dict[int, int]
-    """Values to hold after the program lets go of them, until before this operator."""
+    holds: set[int]
+    """Values to hold after the program lets go of them, until they are evicted."""
     remembered: set[int]
     """The operators that must be known."""
     lost: set[int]
@@ -109,16 +109,16 @@ class Plans:
 
     def _plan(self, schedule: Schedule, written: Writer) -> Plan | None:
         ends = written.ends
+        holds = {one: at for one, at in outliving(schedule, ends).items() if one not in written.replaced}
         try:
-            told = orders(schedule, len(written.counts), ends)
+            told = orders(schedule, len(written.counts), ends, holds)
         except ValueError:  # in another order than the program's
             self.hopeless = True
             return None
         told = worthwhile(told, schedule, ends, self._room, not can_exchange())
-        holds = {one: at for one, at in outliving(schedule, ends).items() if one not in written.replaced}
         there = {**ends, **{one: at + 1 for one, at in holds.items()}}
         known, lost = remembered(schedule, told, there, holds)
-        return Plan(told, [*written.counts, written.made], holds, known, lost)
+        return Plan(told, [*written.counts, written.made], set(holds), known, lost)
 
     @property
     def _room(self) -> int:

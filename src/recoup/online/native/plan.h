@@ -21,7 +21,7 @@ struct Script {
   std::vector<bool> remembers;  // whether the plan must know what an operator makes
   std::vector<std::vector<Order>> orders;  // before each operator
   std::vector<int64_t> counts;  // how many values there are before each, and at the end
-  std::unordered_map<int64_t, int64_t> holds;  // values to hold longer than the program does, up to which operator
+  std::unordered_set<int64_t> holds;  // values to hold longer than the program does, until they are evicted
   std::unordered_set<int64_t> lost;  // values that are made again because the program lets go of them too early
 };
 
@@ -69,14 +69,12 @@ class Plan {
         auto found = values_.find(number);
         if (found == values_.end()) continue;
         if (order.evict) {
+          holding_.erase(number);
           evict(number);
         } else if (!bytes_of(found->second) && is_needed(number) && !make(found->second.record, has_room)) {
           return false;
         }
       }
-    }
-    for (auto held = holding_.begin(); held != holding_.end();) {
-      held = script.holds.at(held->first) <= obeyed_ ? holding_.erase(held) : std::next(held);
     }
     keep_less();
     return true;
@@ -290,6 +288,7 @@ class Plan {
       for (int64_t reader : readers->second) {
         Value& value = values_.at(reader);
         if (bytes_of(value) || !seen.insert(reader).second) continue;
+        if (!is_reached(reader) && !script.lost.count(reader)) continue;  // nobody will make it
         back_.push_back(reader);
         std::vector<c10::Storage> keeps;
         std::unordered_map<size_t, bool> known;

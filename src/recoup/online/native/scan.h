@@ -77,8 +77,6 @@ struct Scan {
         tensors.push_back(tensor);
       } else if (!tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
         foreign = true;
-      } else if (tensor.scalar_type() == at::kLong) {  // Python is given the number
-        key.push_back(*tensor.const_data_ptr<int64_t>());
       }
     } else if (value.isInt()) {
       key.push_back(3);

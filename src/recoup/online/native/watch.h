@@ -112,7 +112,7 @@ class Watch {
 
   // What is to be done in it: orders are pairs of whether to evict, and what.
   void plan(std::vector<bool> remembers, const std::vector<std::vector<std::pair<bool, std::vector<int64_t>>>>& orders,
-            std::vector<int64_t> counts, std::unordered_map<int64_t, int64_t> holds, std::unordered_set<int64_t> lost) {
+            std::vector<int64_t> counts, std::unordered_set<int64_t> holds, std::unordered_set<int64_t> lost) {
     Script script{std::move(remembers), {}, std::move(counts), std::move(holds), std::move(lost)};
     for (const auto& before : orders) {
       auto& line = script.orders.emplace_back();

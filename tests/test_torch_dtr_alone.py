@@ -96,9 +96,11 @@ class Training:
         return int(before + share * (counter().peak() - before))
 
     def until_alone(self, run, odd=None):
-        """Train until C++ follows a plan."""
+        """Train until C++ follows a plan; or Python, if the plan draws a mask again, which C++ cannot."""
         begin = time.perf_counter()
         while not run._journal._watch.obeys:
+            if self.drops and run.report.followed > 5 and not run._learner._can_go_alone:
+                return
             assert time.perf_counter() - begin < PATIENCE, "no plan was followed without Python"
             self.go(odd)
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import recoup
+from recoup.torch import eager, session
 from recoup.torch.memory import measure_peak
 from recoup.torch.session import RecoupWarning
 from tests.torch_helpers import QUICK, Wrapped, assert_same, images, net, state
@@ -168,3 +169,31 @@ def test_gradients_of_later_parts_are_counted(cache, share, every):
     model.zero_grad(set_to_none=True)
     peak = measure_peak(lambda: model(x).backward(), torch.device("cpu"))
     assert peak <= max(plan.budget_bytes for plan in recoup.plans(model))
+
+
+@pytest.mark.parametrize("budget", [0.8, "16GiB"])
+def test_parts_are_planned_once_the_others_are_known_and_no_more(cache, monkeypatch, budget):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.halves = nn.ModuleList(
+                nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(32, 32), nn.Tanh()))) for _ in "ab"
+            )
+
+        def forward(self, x):
+            y = self.halves[0](x)
+            print(end="")
+            return self.halves[1](y)
+
+    model, x = recoup.optimize(Model(), budget=budget, cache=cache, **QUICK), torch.randn(1024, 32)
+    scans, compiled = [], []
+    look, compile_step = session.resident_bytes, eager.compile_step
+    monkeypatch.setattr(session, "resident_bytes", lambda device: scans.append(1) or look(device))
+    monkeypatch.setattr(eager, "compile_step", lambda *args: compiled.append(1) or compile_step(*args))
+    for call in range(6):
+        model.zero_grad(set_to_none=True)
+        model(x).square().mean().backward()
+        if call == 2:
+            seen = len(compiled), len(scans)
+    assert seen[0] <= 4
+    assert (len(compiled), len(scans)) == seen  # nor is every object looked at for its memory

@@ -155,6 +155,23 @@ def test_a_plan_is_compiled_once_and_has_the_peak_that_was_measured(tmp_path, mo
         assert _as_measured(plan, plan.peak_bytes + more).peak_bytes == plan.peak_bytes + more
 
 
+def test_what_happens_outside_counts_when_a_step_is_tried(tmp_path):
+    """A loss makes copies of what the model returns; those of the input, to undo the trial, are beside the memory."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(256, 8), nn.Tanh(), nn.Linear(8, 256)), torch.randn(2048, 256)
+    recoup.optimize(model, budget="1GiB", cache=tmp_path, **COMPILED)
+
+    def step():
+        model.zero_grad(set_to_none=True)
+        y = model(x)
+        y.square().mean().backward()
+
+    step()
+    model.zero_grad(set_to_none=True)
+    measured = measure_peak(step, CPU)
+    assert measured <= recoup.plans(model)[0].peak_bytes < 1.2 * measured
+
+
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_convolutions_are_laid_out_as_in_the_forward(tmp_path, monkeypatch, channels_last):
     """Whatever Inductor would decide for those that the backward makes again. On a CPU it is always channels last."""

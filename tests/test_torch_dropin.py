@@ -216,6 +216,31 @@ class TestDropIn:
         assert model(x, False) is x
         assert model(x, True).grad_fn is not None
 
+    def test_calls_with_nothing_to_plan_leave_the_plan_as_it_is(self, cache):
+        model = net()
+
+        def loss(x, kind):
+            if kind == "none":
+                return None
+            if kind == "wrong":
+                raise ValueError("an empty batch")
+            return model(x).square().mean()
+
+        planned, x = recoup.optimize(loss, budget=1.0, cache=cache, **QUICK), images()
+        planned(x, "right").backward()
+        plan = recoup.plans(planned)
+        model.zero_grad(set_to_none=True)
+        for kind in ("none", "right", "wrong", "right", "none", "none", "right"):
+            if kind == "wrong":
+                with pytest.raises(ValueError, match="an empty batch"):
+                    planned(x, kind)
+            elif kind == "none":
+                assert planned(x, kind) is None
+            else:
+                planned(x, kind).backward()
+                model.zero_grad(set_to_none=True)
+            assert [id(one) for one in recoup.plans(planned)] == [id(one) for one in plan]
+
     def test_inside_a_transform(self, cache):
         function = recoup.optimize(lambda x: x.sin().sum(), budget=1.0, cache=cache, **QUICK)
         with pytest.raises(recoup.CaptureError, match=r"inside a torch\.func transform .* optimize what applies it"):
@@ -297,6 +322,18 @@ class TestTopLevel:
             for each in (plain, compiled):
                 each(x).square().sum().backward()
             assert_same(state(model), state(plain))
+
+    @pytest.mark.parametrize(
+        ("options", "problem"),
+        [
+            ({"budget": 0.5, "buget": 1}, "there is no option 'buget': there are cache, compile"),
+            ({"budget": 0.5, "estimate": True}, "not for running"),
+        ],
+    )
+    def test_options_of_the_backend(self, options, problem):
+        model = torch.compile(net(), backend="recoup", options=options)
+        with pytest.raises(Exception, match=problem):
+            model(images())
 
     def test_torch_compile_backend_wants_a_budget(self):
         model = torch.compile(net(), backend="recoup")

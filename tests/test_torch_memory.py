@@ -278,3 +278,17 @@ def test_a_budget_that_works_as_printed(cache):
     recoup.optimize(model, budget=printed[1], cache=cache, **QUICK)
     step(model, inputs)
     assert recoup.plans(model)[0].budget_bytes > 2**20
+
+
+def test_room_for_a_loss_outside_is_named_where_it_is_what_does_not_fit(cache):
+    model, x = nn.Linear(16, 1024), torch.randn(256, 16)
+    y = torch.randint(0, 1024, (256,))
+    budget = "3.5MiB"  # of it 1 MiB for the logits, and as much for their gradient
+
+    def loss(x, y):
+        return nn.functional.cross_entropy(model(x), y)
+
+    recoup.optimize(loss, budget=budget, cache=cache, **QUICK)(x, y).backward()
+    recoup.optimize(model, budget=budget, cache=cache, **QUICK)
+    with pytest.raises(recoup.BudgetError, match=r"works; 3 MiB of that are room for a loss outside.* the loss inside"):
+        model(x)

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from recoup.errors import CaptureError, RecoupError
+from recoup.torch.hidden import Hidden
 from recoup.torch.memory import measure_peak
 from recoup.torch.optimizing import arguments
 from recoup.torch.session import RecoupWarning
@@ -50,25 +50,6 @@ class Row:
             "gradient_difference": self.gradient_difference,
             "note": self.note,
         }
-
-
-@dataclass(frozen=True)
-class Hidden:
-    """A tensor's contents outside PyTorch, where they count for no device."""
-
-    dtype: torch.dtype
-    shape: torch.Size
-    contents: NDArray[Any]
-
-    @staticmethod
-    def of(tensor: Tensor) -> Hidden:
-        """A copy of the tensor's contents."""
-        flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-        return Hidden(tensor.dtype, tensor.shape, flat.view(torch.uint8).numpy().copy())
-
-    def tensor(self, device: torch.device) -> Tensor:
-        """A new tensor with these contents."""
-        return torch.from_numpy(self.contents.copy()).view(self.dtype).reshape(self.shape).to(device)
 
 
 class Source:

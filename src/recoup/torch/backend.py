@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import fx
 
-from recoup.errors import BudgetError
+from recoup.errors import BudgetError, SettingError
 from recoup.torch.part import Part
 from recoup.torch.session import Session
-from recoup.torch.settings import Settings, given_plan
+from recoup.torch.settings import Settings
 
 
 def recoup(module: fx.GraphModule, _inputs: Any, **options: Any) -> Callable[..., Any]:
@@ -21,9 +21,9 @@ def recoup(module: fx.GraphModule, _inputs: Any, **options: Any) -> Callable[...
     options = dict(options.pop("options", None) or {}) | options
     if "budget" not in options and "plan" not in options:
         raise BudgetError("backend='recoup' needs a budget: torch.compile(..., options={'budget': '6GiB'})")
-    plan = given_plan(options.pop("plan", None))
-    budget = options.pop("budget", None if plan is None else plan.budget_bytes)
-    session = Session(Settings(budget, plan=plan, **options))
+    if "estimate" in options:
+        raise SettingError("estimate= is for recoup.plan: what it makes is not for running")
+    session = Session(Settings.of(**options))
     part = Part(session, module)
     session.parts.append(part)
 

@@ -11,7 +11,8 @@ from torch import nn
 
 from recoup.errors import CaptureError, RecoupError
 from recoup.graph import Graph
-from recoup.torch.arena import Arena, Hidden, Outcome, Row, Say, Source, summary
+from recoup.torch.arena import Arena, Outcome, Row, Say, Source, summary
+from recoup.torch.hidden import Hidden
 from recoup.torch.memory import automatic_budget
 from recoup.torch.optimizing import optimize, plan, plans
 from recoup.torch.settings import Mode, Settings

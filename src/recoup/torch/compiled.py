@@ -7,17 +7,20 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 
 from recoup.errors import BudgetError
+from recoup.graph import Graph
 from recoup.judge import simulate
 from recoup.planfile import Plan
 from recoup.schedule import Schedule
 from recoup.torch.corrections import Corrections
 from recoup.torch.fusion import folded_nodes, fused_costs, is_fused_kernel
+from recoup.torch.hidden import Hidden
 from recoup.torch.internals import (
     argument,
     compile_inductor,
@@ -25,12 +28,13 @@ from recoup.torch.internals import (
     prefers_channels_last,
     written_input,
 )
-from recoup.torch.joint import from_tangents, read_joint
+from recoup.torch.joint import ARRIVAL, from_tangents, read_joint
 from recoup.torch.memory import measure_peak
 from recoup.torch.planning import StepPlan, StepPlanner, known_by
 from recoup.torch.rewrite import are_leaves, copy_gradients, order_products, split_convolutions
 from recoup.torch.rng import INDUCTOR
 from recoup.torch.split import split
+from recoup.torch.step import LATER
 from recoup.units import format_bytes
 
 ATTEMPTS = 3  # how often a step is compiled to make its measured peak meet the budget well
@@ -185,7 +189,8 @@ def compile_step(
         elif not partitioner.is_plain:
             margin = int(MARGIN * budget)
             correction = corrections.next(planned, tried.peak_bytes - step.plan.peak_bytes, fits, margin)
-        if best is not None and correction is None:
+            correction = None if correction is None else max(correction, -planner.resident)  # all there is to take off
+        if best is not None and correction in (None, planned):
             break
         plainly = False
     if best is None and refusal is not None and not budget:
@@ -219,7 +224,8 @@ def _try_out(
     """Run forward and backward on the caller's own inputs and undo it: no gradient, buffer or random state changes."""
     planner.reporter.say("trying out the compiled step")
     try:
-        peak, seconds = _measured(function, args, planner.device, written)
+        room = _Room.of(step.plan.graph)
+        peak, seconds = _measured(partial(_step, function, args, planner.device, room), args, planner.device, written)
     except torch.OutOfMemoryError:
         peak, seconds = int(step.plan.peak_bytes * (1 + OUT_OF_MEMORY)), math.inf
         torch.cuda.empty_cache()
@@ -230,24 +236,24 @@ def _try_out(
 
 
 def _measured(
-    function: Callable[..., Any], args: Sequence[Any], device: torch.device, written: set[int | None]
+    step: Callable[[], None], args: Sequence[Any], device: torch.device, written: set[int | None]
 ) -> tuple[int, float]:
-    """Bytes at the peak of a step, and seconds."""
+    """Bytes at the peak of a step on these arguments, and seconds."""
     tensors = [
         arg
         for index, arg in enumerate(args)
         if isinstance(arg, torch.Tensor) and (not arg.requires_grad or not written.isdisjoint({index, None}))
     ]
     versions = [tensor._version for tensor in tensors]
-    copies = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
+    copies = [Hidden.of(tensor) for tensor in tensors]
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type="cuda"):
-            _step(function, args)
-            peak = measure_peak(lambda: _step(function, args), device)
+            step()
+            peak = measure_peak(step, device)
             times = []
             for _ in range(3):
                 start = time.perf_counter()
-                _step(function, args)
+                step()
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)
                 times.append(time.perf_counter() - start)
@@ -255,15 +261,34 @@ def _measured(
         with torch.no_grad():
             for tensor, version, copy in zip(tensors, versions, copies, strict=True):
                 if tensor._version != version:
-                    tensor.copy_(copy)
+                    tensor.copy_(copy.tensor(device))
     return peak, statistics.median(times)
 
 
-def _step(function: Callable[..., Any], args: Sequence[Any]) -> None:
+@dataclass(frozen=True)
+class _Room:
+    """Bytes that the rest of the program needs between forward and backward, and those that it leaves for good."""
+
+    between: int
+    left: int
+
+    @staticmethod
+    def of(graph: Graph) -> _Room:
+        """As the plan allows for it."""
+        arrival = graph.ops[graph.op_index[ARRIVAL]]
+        return _Room(arrival.workspace, sum(value.bytes for value in graph.values if value.id == LATER))
+
+
+def _step(function: Callable[..., Any], args: Sequence[Any], device: torch.device, room: _Room) -> None:
+    """Forward and backward, and in between what happens outside."""
     with torch.enable_grad():
         fresh = [
             arg.detach().requires_grad_(arg.requires_grad) if isinstance(arg, torch.Tensor) else arg for arg in args
         ]
         results = function(*fresh)
         wanted = [result for result in results if isinstance(result, torch.Tensor) and result.requires_grad]
-        torch.autograd.backward(wanted, [torch.ones_like(result) for result in wanted])
+        given = [torch.ones_like(result) for result in wanted]
+        left = torch.empty(room.left, dtype=torch.uint8, device=device)
+        torch.empty(room.between, dtype=torch.uint8, device=device)
+        torch.autograd.backward(wanted, given)
+        del left

@@ -19,6 +19,9 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._C._dynamo.eval_frame import _FrameAction as FrameAction
+from torch._C._dynamo.eval_frame import _FrameExecStrategy as FrameExecStrategy
+from torch._C._dynamo.eval_frame import set_code_exec_strategy
 from torch._dynamo.output_graph import GraphCompileReason
 from torch._dynamo.utils import graph_break_reasons
 from torch._functorch import config as functorch_config
@@ -46,8 +49,12 @@ _names = itertools.count()
 Partition = Callable[[fx.GraphModule, int], tuple[fx.GraphModule, fx.GraphModule] | None]
 
 
-def compile_dynamo(function: Callable[..., Any], backend: Callable[..., Any]) -> Callable[..., Any]:
-    """``torch.compile`` with settings that leave no way past the plan.
+def compile_dynamo(
+    function: Callable[..., Any], backend: Callable[..., Any]
+) -> tuple[Callable[..., Any], Callable[[], None]]:
+    """``torch.compile`` with settings that leave no way past the plan; and what makes Dynamo look again.
+
+    It does not by itself, not even at what it knows, once a call had nothing in it to capture.
 
     Dynamo's answer to its limit of recompilations is to run eagerly, which would break the budget without a word; here
     it is an error. The limit is per code object, and what changes from call to call is remembered by its name, so
@@ -80,7 +87,10 @@ def compile_dynamo(function: Callable[..., Any], backend: Callable[..., Any]) ->
                     f"{str(problem).splitlines()[0]}"
                 ) from None
 
-    return call
+    def look_again() -> None:
+        set_code_exec_strategy(step.__code__, FrameExecStrategy(FrameAction.DEFAULT, FrameAction.DEFAULT))
+
+    return call, look_again
 
 
 @dataclass(frozen=True)

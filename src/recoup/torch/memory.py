@@ -78,11 +78,16 @@ def limited_to(size: int, device: torch.device) -> Iterator[None]:
         torch.cuda.set_per_process_memory_fraction(before, device)
 
 
+def is_on(place: torch.device, device: torch.device) -> bool:
+    """Whether what lies at ``place`` is in the device's memory."""
+    return place.type == device.type and (None in (place.index, device.index) or place.index == device.index)
+
+
 def live_bytes(tensors: Iterable[torch.Tensor], device: torch.device) -> int:
     """Bytes of the storages behind these tensors that are on the device, each counted once."""
     storages: dict[int, int] = {}
     for tensor in tensors:
-        if tensor.device.type == device.type and has_storage(tensor):
+        if is_on(tensor.device, device) and has_storage(tensor):
             storage = tensor.untyped_storage()
             storages[storage.data_ptr()] = allocated_size(storage.nbytes(), device)
     return sum(storages.values())

@@ -17,7 +17,7 @@ from recoup.planfile import Plan
 from recoup.torch.internals import breaks_since, compile_dynamo, count_breaks, is_traced, is_transformed
 from recoup.torch.part import Part, Planned
 from recoup.torch.session import RecoupWarning, Session
-from recoup.torch.settings import Mode, Settings, given_plan
+from recoup.torch.settings import Mode, Settings
 from recoup.torch.store import Where
 from recoup.units import Budget
 
@@ -58,10 +58,17 @@ def optimize(
     those of :func:`recoup.solve`; ``cache`` is a folder, True or False; ``plan`` is one made by :func:`recoup.plan`,
     or its file. ``verbose`` shows progress; by default on a terminal.
     """
-    ready = given_plan(plan)
-    if ready is not None and budget is None:
-        budget = ready.budget_bytes if ready.budget_bytes is not None else ready.peak_bytes
-    settings = Settings(budget, compile, planner, time_limit, gap, cache, verbose, reserve, ready)
+    settings = Settings.of(
+        budget,
+        plan=plan,
+        compile=compile,
+        planner=planner,
+        time_limit=time_limit,
+        gap=gap,
+        cache=cache,
+        verbose=verbose,
+        reserve=reserve,
+    )
     if target is None:
         return lambda function: _optimized(function, settings)
     return _optimized(target, settings)
@@ -82,13 +89,7 @@ def _optimized(target: Any, settings: Settings) -> Any:
 
 def _planned(function: Callable[..., Any], session: Session) -> Callable[..., Any]:
     """``function`` through Dynamo, with every captured part planned; as it is where no gradient is wanted."""
-    compiled = compile_dynamo(function, functools.partial(_backend, session))
-
-    def begin_anew() -> None:
-        """Dynamo does not look again at a function of which it captured nothing once."""
-        nonlocal compiled
-        session.parts.clear()
-        compiled = compile_dynamo(function, functools.partial(_backend, session))
+    compiled, look_again = compile_dynamo(function, functools.partial(_backend, session))
 
     def planned(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled() or is_traced():
@@ -103,7 +104,7 @@ def _planned(function: Callable[..., Any], session: Session) -> Callable[..., An
             if isinstance(problem, RecoupError):
                 raise problem.with_traceback(None) from None  # the way through Dynamo says nothing to the user
             if session.calls == 0:
-                begin_anew()
+                look_again()
             raise
         session.note_breaks(breaks_since(before))
         if session.calls == 0 and is_transformed():
@@ -114,7 +115,7 @@ def _planned(function: Callable[..., Any], session: Session) -> Callable[..., An
             why = _listed(session) or "torch.compile(..., fullgraph=True) says where capturing stops"
             raise CaptureError(f"torch.compile captured nothing of this step, so it ran unplanned: {why}")
         if session.calls == 0:  # there was nothing to capture
-            begin_anew()
+            look_again()
         return result
 
     return planned
@@ -156,7 +157,7 @@ def plan(target: Callable[..., Any], inputs: Any, budget: Budget, *, estimate: b
     """
     if "plan" in options:
         raise SettingError("plan= is for recoup.optimize, which runs a plan; this makes one")
-    session = Session(Settings(budget, **options, estimate=estimate), only_plan=True)
+    session = Session(Settings.of(budget, estimate=estimate, **options), only_plan=True)
     if not callable(target):
         raise CaptureError(f"{type(target).__name__} is neither a module nor a function")
     function = target._call_impl if isinstance(target, nn.Module) else target

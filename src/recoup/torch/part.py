@@ -13,12 +13,10 @@ import torch
 from torch import fx
 
 from recoup.errors import BudgetError
-from recoup.judge import simulate
 from recoup.planfile import Plan
-from recoup.schedule import Schedule
 from recoup.torch import compiled, eager
 from recoup.torch.internals import UNTRACEABLE, graph_break
-from recoup.torch.memory import allocated_size
+from recoup.torch.memory import allocated_size, is_on
 from recoup.torch.planning import StepPlanner
 from recoup.torch.progress import Reporter
 from recoup.torch.scalars import read_scalars
@@ -35,6 +33,8 @@ class Variant:
     function: Callable[..., Any]
     resident: int
     plan: Plan | None
+    need: int = 0
+    """Bytes above the resident ones at the peak of the plain step."""
 
 
 class Planned(Exception):  # noqa: N818 - it ends a run that only wanted the plan
@@ -80,17 +80,10 @@ class Part:
             self._leaves = _leaves(args) if len(self.session.parts) > 1 else []
         return variant.function(*given)
 
-    def plain_need(self) -> int:
-        """Bytes above the resident part at the peak of this part's plain step."""
-        if self.current is None or self.current.plan is None:
-            return 0
-        graph = self.current.plan.graph
-        return simulate(graph, Schedule.default(graph)).peak_bytes - graph.resident_bytes
-
     def new_gradients(self) -> int:
         """Bytes of the gradients that this part makes where there are none now."""
         leaves = {id(leaf): leaf for found in self._leaves if (leaf := found()) is not None}
-        missing = [leaf for leaf in leaves.values() if leaf.grad is None and leaf.device.type == self._device.type]
+        missing = [leaf for leaf in leaves.values() if leaf.grad is None and is_on(leaf.device, self._device)]
         return sum(allocated_size(leaf.numel() * leaf.element_size(), self._device) for leaf in missing)
 
     def _variant(self, args: Sequence[Any]) -> Variant:
@@ -149,7 +142,7 @@ class Part:
         if session.only_plan:
             raise Planned(step.plan)
         known.append(step)
-        return Variant(function, step.resident, step.plan)
+        return Variant(function, step.resident, step.plan, step.need)
 
 
 def _leaves(args: Sequence[Any]) -> list[weakref.ref[torch.Tensor]]:

@@ -40,6 +40,8 @@ class StepPlan:
     plan: Plan
     budget: int
     resident: int
+    need: int
+    """Bytes above the resident ones at the peak of the plain step, whatever other parts of the program need."""
     correction: int = 0
     """By how much the prediction was corrected after the step had been tried out."""
 
@@ -103,14 +105,26 @@ class StepPlanner:
                 return self._done(plan, plain, assumed)
         raise BudgetError(
             f"a budget of {format_bytes(budget)} is not enough for this step ({format_bytes(resident)} are resident, "
-            f"{format_bytes(plain.plan.peak_bytes)} is its plain peak): {why}"
+            f"{format_bytes(plain.need + resident)} is its plain peak): {why}{self._room_for_loss(exact, budget)}"
+        )
+
+    def _room_for_loss(self, graph: Graph, budget: int) -> str:
+        """What to do where the budget is refused for what is allowed for outside of the step."""
+        arrival = graph.ops[graph.op_index[ARRIVAL]]
+        sizes = {value.id: value.bytes for value in graph.values}
+        held = graph.resident_bytes + sum(sizes[value] for value in {*arrival.inputs, *arrival.outputs})
+        if self.share_later or held + arrival.workspace <= budget:
+            return ""
+        return (
+            f"; {format_bytes(arrival.workspace)} of that are room for a loss outside, which is not planned: with the "
+            "loss inside, in a function under @recoup.optimize, they are not needed"
         )
 
     def _done(self, plan: Plan, plain: StepPlan, assumed: int) -> StepPlan:
         """The plan holds for as much more around the step as it leaves of the budget."""
-        self.reporter.planned(plan, plain.plan.peak_bytes)
+        self.reporter.planned(plan, plain.need + self.resident)
         room = plain.budget - plan.peak_bytes
-        return StepPlan(replace(plan, profiled_on=self.where()), plain.budget, assumed + room)
+        return StepPlan(replace(plan, profiled_on=self.where()), plain.budget, assumed + room, plain.need)
 
     def _with_states(
         self, joint: Joint, costs: Mapping[str, Cost], budget: int, around: int
@@ -166,14 +180,16 @@ class StepPlanner:
 
         A fraction is of the largest plain peak among the program's parts and shapes.
         """
-        graph = step_graph(joint, costs, self.device, self.resident)
-        schedule = Schedule.default(graph)
-        judged = simulate(graph, schedule)
-        budget = resolve_budget(self.budget, judged.peak_bytes)
+        alone = step_graph(joint, costs, self.device, self.resident)
+        peak = simulate(alone, Schedule.default(alone)).peak_bytes
+        budget = resolve_budget(self.budget, peak)
         assert budget is not None
         budget = max(budget, self.floor)
+        graph = self._graph(joint, costs, budget, self.resident)
+        schedule = Schedule.default(graph)
+        judged = simulate(graph, schedule)
         plan = Plan(graph, schedule, judged.cost, judged.peak_bytes, method="plain", profiled_on=self.where())
-        return StepPlan(plan, budget, self.resident)
+        return StepPlan(plan, budget, self.resident, peak - self.resident)
 
     def _graph(self, joint: Joint, costs: Mapping[str, Cost], budget: int, around: int, replay: bool = True) -> Graph:
         between = int(self.share_later * max(0, budget - self.resident))

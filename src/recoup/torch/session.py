@@ -54,7 +54,8 @@ class Session:
     """Every plan made so far, by device."""
     _store: Store | None = None
     _automatic: dict[torch.device, int] = field(default_factory=dict)
-    _scanned: tuple[object, int] | None = None
+    _scanned: dict[int, tuple[object, int]] = field(default_factory=dict)
+    """For each place in a call: what was seen there, and the bytes that were resident then."""
 
     def begin(self) -> None:
         """The user's function is being called."""
@@ -68,10 +69,10 @@ class Session:
 
         A part that ran twice leaves what it did the first time, which is more.
         """
-        needs = [max(part.plain_need(), 1) for part in self.ran]
+        needs = [max(part.current.need, 1) for part in self.ran if part.current is not None]
         gradients = [part.new_gradients() for part in self.ran]
         for index, part in reversed(list(enumerate(self.ran))):
-            part.share_later = sum(needs[index + 1 :]) / sum(needs[index:])
+            part.share_later = round(sum(needs[index + 1 :]) / sum(needs[index:]), 2)  # a little more is no new plan
             part.later_gradients = sum(gradients[index + 1 :])
 
     def device(self, args: Sequence[Any]) -> torch.device:
@@ -98,20 +99,23 @@ class Session:
 
     def mode(self, device: torch.device) -> Mode:
         """Compiled on CUDA, eager elsewhere, unless the user chose."""
-        return self.settings.compile or ("inductor" if device.type == "cuda" else "eager")
+        compiles = device.type == "cuda" and not self.settings.estimate
+        return self.settings.compile or ("inductor" if compiles else "eager")
 
     def resident(self, device: torch.device, args: Sequence[Any], anew: bool = False) -> int:
         """Bytes on the device now. On CPU live storages are searched for only ``anew``, or when the inputs, their
-        gradients or optimizer state, the things that grow, have changed in size, or another part runs."""
+        gradients or optimizer state, the things that grow, have changed in size, or other parts ran before."""
         if device.type == "cuda":
             return resident_bytes(device)
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
         grads = [arg.grad for arg in tensors if arg.is_leaf and arg.grad is not None]
         sizes = live_bytes(tensors, device), live_bytes(grads, device)
-        token = (sizes, tuple(_optimizer_tensors.values()), len(self.ran))
-        if anew or self._scanned is None or self._scanned[0] != token:
-            self._scanned = (token, resident_bytes(device))
-        return self._scanned[1]
+        token = (sizes, tuple(_optimizer_tensors.values()), tuple(id(part.current) for part in self.ran))
+        seen, found = self._scanned.get(len(self.ran), (None, 0))
+        if anew or seen != token:
+            found = resident_bytes(device)
+            self._scanned[len(self.ran)] = (token, found)
+        return found
 
     def note_breaks(
         self,

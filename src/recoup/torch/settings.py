@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from numbers import Real
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from recoup.errors import BudgetError, PlanError, SettingError
 from recoup.planfile import Plan
@@ -33,7 +33,19 @@ class Settings:
     reserve: int | str = 0
     plan: Plan | None = None
     estimate: bool = False
-    """Whether a plan is for a device that is not here, so that nothing is measured."""
+    """Whether a plan is for a device that is not here, so that nothing is measured, and nothing may run."""
+
+    @staticmethod
+    def of(budget: Budget = None, *, plan: Plan | str | Path | None = None, **options: Any) -> Settings:
+        """As a user gives them: the plan may be a file, and brings its budget."""
+        known = {one.name for one in fields(Settings)} - {"budget", "plan"}
+        unknown = sorted(options.keys() - known)
+        if unknown:
+            raise SettingError(f"there is no option {unknown[0]!r}: there are {', '.join(sorted(known))}")
+        ready = _given(plan)
+        if ready is not None and budget is None:
+            budget = ready.budget_bytes if ready.budget_bytes is not None else ready.peak_bytes
+        return Settings(budget, plan=ready, **options)
 
     def __post_init__(self) -> None:
         if self.budget is None:
@@ -63,8 +75,7 @@ class Settings:
         return parse_bytes(self.reserve, _RESERVE) if isinstance(self.reserve, str) else self.reserve
 
 
-def given_plan(plan: Plan | str | Path | None) -> Plan | None:
-    """A plan, or the one in a file."""
+def _given(plan: Plan | str | Path | None) -> Plan | None:
     if not isinstance(plan, Plan | str | Path | None):
         raise PlanError(f"plan={plan!r} is neither a plan, as recoup.plan makes them, nor the path of its file")
     return Plan.load(plan) if isinstance(plan, str | Path) else plan

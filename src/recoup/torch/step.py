@@ -14,10 +14,10 @@ from recoup.builder import GraphBuilder
 from recoup.graph import Graph, Implementation
 from recoup.torch.costs import Cost, tensors_of
 from recoup.torch.joint import ARRIVAL, Joint, JointOp
-from recoup.torch.memory import allocated_size
+from recoup.torch.memory import allocated_size, is_on
 
 ARGUMENTS = "arguments"
-_LATER = "gradients of later parts"
+LATER = "gradients of later parts"
 LOSS_COPIES = 3  # that a loss outside makes of what it reads, and of its gradient: cross entropy two, a square three
 
 
@@ -44,7 +44,7 @@ def step_graph(
     overwritten = _overwritten(joint, costs, sizes)
     for index, storage in enumerate(joint.storages):
         builder.value(storage.id, sizes[index])
-    left = [_LATER] if later_gradients else []
+    left = [LATER] if later_gradients else []
     for name in left:
         builder.value(name, later_gradients)
 
@@ -101,7 +101,7 @@ def _overwritten(joint: Joint, costs: Mapping[str, Cost], sizes: list[int]) -> d
 
 def _sizes(joint: Joint, costs: Mapping[str, Cost], device: torch.device) -> list[int]:
     """Bytes of each storage on the device: as measured where that was possible, else as traced."""
-    here = [storage.device.type == device.type for storage in joint.storages]
+    here = [is_on(storage.device, device) for storage in joint.storages]
     sizes = [storage.bytes if there else 0 for storage, there in zip(joint.storages, here, strict=True)]
     for op in joint.ops:
         measured = costs[op.id].outputs

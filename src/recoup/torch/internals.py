@@ -60,7 +60,8 @@ def compile_dynamo(
     it is an error. The limit is per code object, and what changes from call to call is remembered by its name, so
     ``function`` gets a code object and a name of its own: else a second model would be traced with its epsilon as a
     variable. Hooks that a user adds later are noticed, and integers on modules, such as a counter of calls, are no
-    reason to compile again unless something is computed with them.
+    reason to compile again unless something is computed with them. Inside DistributedDataParallel a step stays whole:
+    by default it is cut where a bucket of gradients is full, and each piece would be planned for itself.
     """
 
     def step(*args: Any, **kwargs: Any) -> Any:
@@ -73,6 +74,7 @@ def compile_dynamo(
         "recompile_limit": max(RECOMPILE_LIMIT, torch._dynamo.config.recompile_limit),
         "skip_nnmodule_hook_guards": False,
         "allow_unspec_int_on_nn_module": True,
+        "optimize_ddp": False,
     }
 
     def call(*args: Any, **kwargs: Any) -> Any:

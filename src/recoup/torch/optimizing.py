@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from recoup.errors import CaptureError, RecoupError, SettingError
@@ -76,6 +77,8 @@ def optimize(
 
 def _optimized(target: Any, settings: Settings) -> Any:
     session = Session(settings)
+    if isinstance(target, DistributedDataParallel):
+        raise CaptureError("optimize the model first: DistributedDataParallel(recoup.optimize(model, ...))")
     if isinstance(target, nn.Module):
         planned = _planned(target._call_impl, session)
         target._compiled_call_impl = planned

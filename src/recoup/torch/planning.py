@@ -113,7 +113,7 @@ class StepPlanner:
         arrival = graph.ops[graph.op_index[ARRIVAL]]
         sizes = {value.id: value.bytes for value in graph.values}
         held = graph.resident_bytes + sum(sizes[value] for value in {*arrival.inputs, *arrival.outputs})
-        if self.share_later or held + arrival.workspace <= budget:
+        if self.share_later or not held <= budget < held + arrival.workspace:
             return ""
         return (
             f"; {format_bytes(arrival.workspace)} of that are room for a loss outside, which is not planned: with the "

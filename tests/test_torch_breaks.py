@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 import recoup
+from recoup.errors import RecoupWarning
 from recoup.torch import eager, session
 from recoup.torch.memory import measure_peak
-from recoup.torch.session import RecoupWarning
 from tests.torch_helpers import QUICK, Wrapped, assert_same, images, net, state
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore::recoup.torch.session.RecoupWarning"),
+    pytest.mark.filterwarnings("ignore::recoup.RecoupWarning"),
 ]
 
 

@@ -10,6 +10,8 @@ from torch.distributed._functional_collectives import all_reduce
 from torch.nn.parallel import DistributedDataParallel
 
 import recoup
+from recoup.torch import profile
+from recoup.torch.estimate import estimate
 from tests.torch_helpers import QUICK, assert_same, repeats, state, tight
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -45,6 +47,8 @@ def test_inside_distributed_data_parallel(cache):
     assert repeats(model) > 0
     with pytest.raises(recoup.CaptureError, match=r"DistributedDataParallel\(recoup.optimize\(model"):
         recoup.optimize(theirs, budget=fraction)
+    for parameter in (*model.parameters(), *plain.parameters()):  # the reducer holds them for good
+        parameter.data, parameter.grad = torch.empty(0), None
 
 
 class Reduces(nn.Module):
@@ -60,7 +64,10 @@ class Reduces(nn.Module):
         return x
 
 
-def test_communication_is_never_repeated(cache):
+def test_communication_is_never_repeated(cache, monkeypatch):
+    """Nor run alone, to be measured."""
+    estimated = []
+    monkeypatch.setattr(profile, "estimate", lambda node, rates: estimated.append(str(node)) or estimate(node, rates))
     model, x = Reduces(), torch.randn(512, 16)
     plain = copy.deepcopy(model)
     fraction = tight(model, x, 0.4, cache, 0.02)
@@ -73,5 +80,12 @@ def test_communication_is_never_repeated(cache):
     talks = [op.id for op in plan.graph.ops if "c10d" in op.name]
     steps = plan.schedule.steps()
     assert len(talks) >= 6
+    assert any("all_reduce" in name for name in estimated)
     assert all(steps.count(op) == 1 for op in talks)
     assert repeats(model) > 0
+
+
+def test_communication_is_not_tried_out(cache):
+    model = recoup.optimize(Reduces(), budget=1.0, cache=cache, **{**QUICK, "compile": "inductor"})
+    with pytest.raises(recoup.CaptureError, match="use compile='eager'"):
+        model(torch.randn(512, 16))

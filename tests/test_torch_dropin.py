@@ -14,7 +14,7 @@ from tests.torch_helpers import QUICK, Wrapped, assert_same, check, images, net,
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore::recoup.torch.session.RecoupWarning"),
+    pytest.mark.filterwarnings("ignore::recoup.RecoupWarning"),
 ]
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import recoup
+from recoup.errors import RecoupWarning
 from recoup.torch.memory import allocation_curve, resident_bytes
 from recoup.torch.models import MODELS, example
 from recoup.torch.models.dynamic import Recursive, Routed, Tree, TreeLSTM, UnrolledGAN
-from recoup.torch.session import RecoupWarning
 from tests.torch_helpers import assert_same, state
 
 pytestmark = pytest.mark.usefixtures("one_thread", "seen")

@@ -11,9 +11,9 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 import recoup
+from recoup.errors import RecoupWarning
 from recoup.online.collector import Collector
 from recoup.torch.memory import resident_bytes
-from recoup.torch.session import RecoupWarning
 from tests.torch_helpers import assert_same, state
 
 pytestmark = pytest.mark.usefixtures("one_thread", "seen")

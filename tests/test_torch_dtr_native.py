@@ -13,9 +13,9 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import recoup
+from recoup.errors import RecoupWarning
 from recoup.online import native
 from recoup.online.adapter import below_autograd
-from recoup.torch.session import RecoupWarning
 from tests.counting import counted, counter, listen
 
 pytestmark = pytest.mark.usefixtures("one_thread")

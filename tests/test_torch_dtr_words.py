@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import recoup
+from recoup.errors import RecoupWarning
 from recoup.online.report import Report
 from recoup.torch.memory import resident_bytes
-from recoup.torch.session import RecoupWarning
 from tests.torch_helpers import assert_same
 
 pytestmark = pytest.mark.usefixtures("one_thread", "seen")

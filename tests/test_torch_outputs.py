@@ -12,7 +12,7 @@ from tests.torch_helpers import QUICK, assert_same, check, images, net, state, t
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore::recoup.torch.session.RecoupWarning"),
+    pytest.mark.filterwarnings("ignore::recoup.RecoupWarning"),
 ]
 
 Pair = namedtuple("Pair", ["first", "second"])

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import recoup
+from recoup.errors import RecoupWarning
 from recoup.torch.memory import measure_peak
-from recoup.torch.session import RecoupWarning
 from tests.torch_helpers import QUICK, assert_same
 
 pytestmark = pytest.mark.usefixtures("one_thread")

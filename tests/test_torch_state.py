@@ -11,7 +11,7 @@ from tests.torch_helpers import QUICK, assert_same, check, images, net, repeats,
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore::recoup.torch.session.RecoupWarning"),
+    pytest.mark.filterwarnings("ignore::recoup.RecoupWarning"),
 ]
 
 

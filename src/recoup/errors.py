@@ -1,4 +1,4 @@
-"""Every error a user can meet. Each message says what was wrong, where, and what to do about it."""
+"""Every error and warning a user can meet. Each message says what was wrong, where, and what to do about it."""
 
 
 class RecoupError(Exception):
@@ -18,7 +18,7 @@ class PlanError(RecoupError, ValueError):
 
 
 class BudgetError(RecoupError, ValueError):
-    """A budget that means nothing."""
+    """A budget that means nothing, or that nothing fits in; the message names the smallest that works."""
 
 
 class SettingError(RecoupError, ValueError):
@@ -35,3 +35,7 @@ class CaptureError(RecoupError, RuntimeError):
 
 class LogError(RecoupError, ValueError):
     """A log of operators is broken; the message says in which line."""
+
+
+class RecoupWarning(UserWarning):
+    """Something a user should know: a graph break, a step traced for every number, a budget that DTR exceeded."""

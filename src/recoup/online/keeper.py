@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 
-from recoup.errors import BudgetError
+from recoup.errors import BudgetError, RecoupWarning
 from recoup.online.adapter import below_autograd, can_exchange, exchange, storage_of
 from recoup.online.calls import Call, fresh_storages
 from recoup.online.collector import Collector
@@ -27,7 +27,6 @@ from recoup.online.register import Register
 from recoup.online.report import Report
 from recoup.online.waiting import Waiting
 from recoup.torch.memory import live_tensors, resident_bytes
-from recoup.torch.session import RecoupWarning
 from recoup.units import format_bytes
 
 _CHOICE = 4  # bytes to choose from, for each that goes

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from recoup.online.calls import flat_tensors
+from recoup.torch.internals import is_made_of_others
 
 STATISTICS = slice(3, 5)
 """Where a batch norm has its running statistics."""
@@ -109,7 +110,7 @@ def read_traits(func: Any, device: torch.device) -> Traits:
 
 def _only_looks(func: Any) -> bool:
     """Every result is a view by its schema. Those of operators made of others (``reshape``) may be copies."""
-    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+    if is_made_of_others(func):
         return False
     returns = func._schema.returns
     return bool(returns) and all(one.alias_info is not None for one in returns)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, field
 
-from recoup.torch.session import RecoupWarning
+from recoup.errors import RecoupWarning
 from recoup.units import format_bytes
 
 

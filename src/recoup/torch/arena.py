@@ -19,11 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recoup.errors import CaptureError, RecoupError
+from recoup.errors import CaptureError, RecoupError, RecoupWarning
 from recoup.torch.hidden import Hidden
 from recoup.torch.memory import measure_peak
 from recoup.torch.optimizing import arguments
-from recoup.torch.session import RecoupWarning
 from recoup.torch.workload import SEED, Call, Workload
 
 Say = Callable[[str], None]

@@ -115,7 +115,8 @@ def compare(
 
     def read_plans(call: Call) -> None:
         peaks = [(made.peak_bytes, made.budget_bytes or 0) for made in plans(call)]
-        found.append((max(peak for peak, _ in peaks), max(limit for _, limit in peaks)))
+        if peaks:
+            found.append((max(peak for peak, _ in peaks), max(limit for _, limit in peaks)))
 
     say("")  # the planner has a line of its own
     recoup = arena.run("recoup", planned, after=read_plans)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from recoup.errors import BudgetError
+from recoup.errors import BudgetError, CaptureError
 from recoup.graph import Graph
 from recoup.judge import simulate
 from recoup.planfile import Plan
@@ -23,7 +23,9 @@ from recoup.torch.fusion import folded_nodes, fused_costs, is_fused_kernel
 from recoup.torch.hidden import Hidden
 from recoup.torch.internals import (
     argument,
+    communicates,
     compile_inductor,
+    count_writes,
     lay_out_convolutions,
     prefers_channels_last,
     written_input,
@@ -79,6 +81,11 @@ class _Partitioner:
     """The arguments that the step writes to; None stands for some that share memory."""
 
     def __call__(self, traced: fx.GraphModule, outputs: int) -> tuple[fx.GraphModule, fx.GraphModule] | None:
+        if any(map(communicates, traced.graph.nodes)):
+            raise CaptureError(
+                "a compiled step is tried out, and this one communicates with other processes, which would have to try "
+                "as often: use compile='eager'"
+            )
         self.written = {argument(to) for node in traced.graph.nodes if (to := written_input(node)) is not None}
         in_backward = from_tangents(traced.graph)
         self.channels_last = prefers_channels_last(node for node in traced.graph.nodes if node not in in_backward)
@@ -244,7 +251,7 @@ def _measured(
         for index, arg in enumerate(args)
         if isinstance(arg, torch.Tensor) and (not arg.requires_grad or not written.isdisjoint({index, None}))
     ]
-    versions = [tensor._version for tensor in tensors]
+    writes = [count_writes(tensor) for tensor in tensors]
     copies = [Hidden.of(tensor) for tensor in tensors]
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type="cuda"):
@@ -259,8 +266,8 @@ def _measured(
                 times.append(time.perf_counter() - start)
     finally:  # also when memory ran out half-way
         with torch.no_grad():
-            for tensor, version, copy in zip(tensors, versions, copies, strict=True):
-                if tensor._version != version:
+            for tensor, before, copy in zip(tensors, writes, copies, strict=True):
+                if count_writes(tensor) != before:
                     tensor.copy_(copy.tensor(device))
     return peak, statistics.median(times)
 

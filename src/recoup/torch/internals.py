@@ -1,6 +1,6 @@
 """Every touch of PyTorch that is not public. Nothing else in recoup imports a ``torch._`` module.
 
-Each function says which upstream behaviour it stands on; the tests run on the oldest and the newest supported torch.
+Each function says which upstream behaviour it stands on; the tests pass on the oldest and the newest supported torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch._C._dynamo.eval_frame import _FrameAction as FrameAction
 from torch._C._dynamo.eval_frame import _FrameExecStrategy as FrameExecStrategy
 from torch._C._dynamo.eval_frame import set_code_exec_strategy
@@ -93,6 +93,38 @@ def compile_dynamo(
         set_code_exec_strategy(step.__code__, FrameExecStrategy(FrameAction.DEFAULT, FrameAction.DEFAULT))
 
     return call, look_again
+
+
+def called_plainly(module: nn.Module) -> Callable[..., Any]:
+    """What calling the module runs, hooks included, when nothing was compiled."""
+    return module._call_impl
+
+
+def called_instead(module: nn.Module) -> Callable[..., Any] | None:
+    """What :func:`call_instead` has set."""
+    return module._compiled_call_impl
+
+
+def call_instead(module: nn.Module, function: Callable[..., Any]) -> None:
+    """Let calling the module run ``function``, as ``module.compile()`` does; a copy or a pickle is without it."""
+    module._compiled_call_impl = function
+
+
+def count_writes(tensor: torch.Tensor) -> int:
+    """How often the tensor was written to in place."""
+    return tensor._version
+
+
+def allocated_and_released(recorded: torch.autograd.profiler.profile) -> list[int]:
+    """Bytes that the allocator handed out, or took back if negative, in order of time."""
+    found: Any = recorded.kineto_results
+    events = [event for event in found.events() if event.name() == "[memory]"]
+    return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+
+
+def is_made_of_others(func: Any) -> bool:
+    """Whether an operator has no kernel of its own, such as ``reshape``."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
 
 @dataclass(frozen=True)
@@ -296,11 +328,16 @@ def is_once(node: fx.Node) -> bool:
         return False
     if _packet_name(node) in ("inductor_seeds", "inductor_rand_eager_offsets"):
         return True
-    namespace = getattr(target, "namespace", "")
-    if namespace in ("_c10d_functional", "c10d_functional", "c10d", "_dtensor", "symm_mem"):
+    if communicates(node):
         return True
     schema = getattr(target, "_schema", None)
     return schema is None or schema.is_mutable or _differs_each_time(node)
+
+
+def communicates(node: fx.Node) -> bool:
+    """Whether the node waits for other processes, which must all run it equally often."""
+    namespaces = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "_dtensor", "symm_mem")
+    return getattr(node.target, "namespace", "") in namespaces
 
 
 def _differs_each_time(node: fx.Node) -> bool:

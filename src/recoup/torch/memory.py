@@ -7,12 +7,13 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import torch
 
 from recoup.errors import BudgetError, CaptureError
-from recoup.torch.internals import has_storage, is_fake, is_open_profiler, is_profiled
+from recoup.torch.internals import allocated_and_released, has_storage, is_fake, is_open_profiler, is_profiled
 
 BLOCK = 512  # CUDA's allocator hands out multiples of this
 MIB = 2**20
@@ -174,9 +175,4 @@ def allocation_curve(function: Callable[[], Any]) -> list[int]:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it announces every start and stop on stderr otherwise
     with torch.autograd.profiler.profile(profile_memory=True) as recorded:
         function()
-    events = [event for event in recorded.kineto_results.events() if event.name() == "[memory]"]
-    held, curve = 0, []
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        curve.append(held)
-    return curve
+    return list(accumulate(allocated_and_released(recorded)))

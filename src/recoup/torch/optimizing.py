@@ -13,11 +13,20 @@ from torch import fx, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
-from recoup.errors import CaptureError, RecoupError, SettingError
+from recoup.errors import CaptureError, RecoupError, RecoupWarning, SettingError
 from recoup.planfile import Plan
-from recoup.torch.internals import breaks_since, compile_dynamo, count_breaks, is_traced, is_transformed
+from recoup.torch.internals import (
+    breaks_since,
+    call_instead,
+    called_instead,
+    called_plainly,
+    compile_dynamo,
+    count_breaks,
+    is_traced,
+    is_transformed,
+)
 from recoup.torch.part import Part, Planned
-from recoup.torch.session import RecoupWarning, Session
+from recoup.torch.session import Session
 from recoup.torch.settings import Mode, Settings
 from recoup.torch.store import Where
 from recoup.units import Budget
@@ -80,8 +89,8 @@ def _optimized(target: Any, settings: Settings) -> Any:
     if isinstance(target, DistributedDataParallel):
         raise CaptureError("optimize the model first: DistributedDataParallel(recoup.optimize(model, ...))")
     if isinstance(target, nn.Module):
-        planned = _planned(target._call_impl, session)
-        target._compiled_call_impl = planned
+        planned = _planned(called_plainly(target), session)
+        call_instead(target, planned)
     elif callable(target):
         planned = functools.update_wrapper(_planned(target, session), target)
     else:
@@ -141,7 +150,7 @@ def _backend(session: Session, module: fx.GraphModule, _inputs: Any) -> Callable
 
 def plans(target: Any) -> list[Plan]:
     """The plans that an optimized model or function uses now, one for each part that has run."""
-    call = target._compiled_call_impl if isinstance(target, nn.Module) else target
+    call = called_instead(target) if isinstance(target, nn.Module) else target
     session = getattr(call, _SESSION, None)
     if session is None:
         raise CaptureError("this was not optimized by recoup")
@@ -163,7 +172,7 @@ def plan(target: Callable[..., Any], inputs: Any, budget: Budget, *, estimate: b
     session = Session(Settings.of(budget, estimate=estimate, **options), only_plan=True)
     if not callable(target):
         raise CaptureError(f"{type(target).__name__} is neither a module nor a function")
-    function = target._call_impl if isinstance(target, nn.Module) else target
+    function = called_plainly(target) if isinstance(target, nn.Module) else target
     args, kwargs = arguments(inputs)
     try:
         _planned(function, session)(*args, **kwargs)

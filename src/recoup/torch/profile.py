@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 from recoup.errors import RecoupError
 from recoup.torch.costs import Cost, signature, tensors_of
 from recoup.torch.estimate import estimate
-from recoup.torch.internals import real_tensors
+from recoup.torch.internals import communicates, real_tensors
 from recoup.torch.memory import allocation_curve, refuse_profilers, resident_bytes
 from recoup.torch.store import Store, library_versions
 
@@ -29,9 +29,7 @@ _workspaces: dict[tuple[str, str, str], int] = {}
 """Of the algorithms that cuDNN has chosen in this process, by device, library versions and key of the convolution."""
 
 
-def profile(
-    nodes: Iterable[fx.Node], store: Store, listen: Listener | None, channels_last: bool = False
-) -> dict[str, Cost]:
+def profile(nodes: Iterable[fx.Node], store: Store, listen: Listener, channels_last: bool = False) -> dict[str, Cost]:
     """The cost of every signature among the nodes, from the store or measured now; estimated where it cannot run.
 
     ``channels_last`` measures convolutions in that layout, which Inductor chooses for most networks. Where cuDNN tries
@@ -57,8 +55,7 @@ def profile(
         refuse_profilers()
     with real_tensors(device):
         for count, (key, node) in enumerate(missing):
-            if listen is not None:
-                listen(count, len(missing))
+            listen(count, len(missing))
             measured = _measure(node, device, channels_last) or costs.get(key) or estimate(node, store.rates())
             if library_versions() != versions:
                 break
@@ -74,7 +71,7 @@ def profile(
     if library_versions() != versions:  # on some CPUs PyTorch gives up oneDNN for good at its first bfloat16 product
         store.reload()
         return profile(distinct.values(), store, listen, channels_last)
-    if listen is not None and missing:
+    if missing:
         listen(len(missing), len(missing))
     store.save()
     return costs
@@ -100,7 +97,9 @@ def _key(signature: str, channels_last: bool) -> str:
 
 
 def _measure(node: fx.Node, device: torch.device, channels_last: bool) -> Cost | None:
-    """None if the op does not run on made-up inputs."""
+    """None if the op does not run on made-up inputs, or not without other processes."""
+    if communicates(node):
+        return None
     try:
         args, kwargs = tree_map(lambda arg: _real(arg, node, channels_last), (node.args, dict(node.kwargs)))
 

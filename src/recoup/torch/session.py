@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from recoup.errors import RecoupWarning
 from recoup.torch.internals import Break
 from recoup.torch.memory import automatic_budget, live_bytes, resident_bytes
 from recoup.torch.settings import Mode, Settings
@@ -23,10 +24,6 @@ if TYPE_CHECKING:
 
 _optimizer_tensors: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
 """How many tensors each optimizer holds, to notice when that changes."""
-
-
-class RecoupWarning(UserWarning):
-    """Something a user should know: a graph break, an op that cannot be measured."""
 
 
 def _count_state(optimizer: torch.optim.Optimizer, *_: Any) -> None:

@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 
+from recoup.errors import RecoupWarning
 from recoup.torch.progress import Reporter
-from recoup.torch.session import RecoupWarning
 from recoup.torch.store import default_folder
 
 _FLAGS = ("-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden")

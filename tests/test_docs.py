@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/judge.md", "docs/planners.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/judge.md", "docs/planners.md", "docs/dtr.md"])
 def test_examples(page):
     failed, tried = doctest.testfile(str(ROOT / page), module_relative=False)
     assert tried

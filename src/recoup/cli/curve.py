@@ -113,7 +113,7 @@ def _plotting() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise RecoupError("plots need matplotlib: pip install 'recoup[plot]', or write .json") from None
+        raise RecoupError("plots need matplotlib: pip install matplotlib, or write .json") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -39,7 +39,7 @@ def need_torch() -> None:
     """Raise where PyTorch is not installed; what its profiler logs would drown what a command prints."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     if importlib.util.find_spec("torch") is None:
-        raise RecoupError("this command needs PyTorch: pip install 'recoup[torch]'")
+        raise RecoupError("this command needs PyTorch: pip install 'torch>=2.11,<2.14'")
 
 
 def pick_device(name: str | None) -> torch.device:

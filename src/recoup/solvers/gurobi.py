@@ -1,4 +1,4 @@
-"""Gurobi, if ``gurobipy`` is installed (``pip install recoup[gurobi]``); its licence is the user's affair."""
+"""Gurobi, if ``gurobipy`` is installed (``pip install gurobipy``); its licence is the user's affair."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Gurobi:
         try:
             import gurobipy
         except ImportError:
-            raise MethodError("gurobi needs gurobipy: pip install 'recoup[gurobi]', or use solver='highs'") from None
+            raise MethodError("gurobi needs gurobipy: pip install gurobipy, or use solver='highs'") from None
         self.gurobi: Any = gurobipy
 
     def solve(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import click
 import numpy as np
 
-from recoup import Graph, Schedule, Simulation, simulate, solve
+from recoup import Schedule, Simulation, simulate, solve
 from recoup.generators import NETWORKS
 from recoup.planners.optimal import Search
 from recoup.solvers.program import Floats
@@ -36,7 +36,7 @@ def main(output: str) -> None:
     gib = 2.0**30
     figure, axes = pyplot.subplots(figsize=(9, 4.2), layout="constrained")
     axes.plot(plain.memory / gib, color="0.6", label="nothing recomputed")
-    axes.plot(_stage_peaks(graph, planned), color="C0", label="planned")
+    axes.plot(_stage_peaks(planned), color="C0", label="planned")
     axes.axhline((solution.budget_bytes or 0) / gib, color="C3", linewidth=1, label="budget")
     top = plain.memory.max() / gib
     edges = [*sorted(search.cuts), len(graph.ops)]
@@ -51,7 +51,7 @@ def main(output: str) -> None:
     figure.savefig(output)
 
 
-def _stage_peaks(graph: Graph, judged: Simulation) -> Floats:
+def _stage_peaks(judged: Simulation) -> Floats:
     """The most memory in use in each stage, in GiB: while ops run again before a first run, and while that runs."""
     first = np.unique(judged.schedule.ops, return_index=True)[1]
     begins = np.concatenate([[0], first[:-1] + 1])

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, Unpack, overload
 
 import torch
 from torch import fx, nn
@@ -27,13 +27,20 @@ from recoup.torch.internals import (
 )
 from recoup.torch.part import Part, Planned
 from recoup.torch.session import Session
-from recoup.torch.settings import Mode, Settings
+from recoup.torch.settings import Mode, Options, RunOptions, Settings
 from recoup.torch.store import Where
 from recoup.units import Budget
 
+Target = TypeVar("Target", bound=Callable[..., Any])
 _SESSION = "_recoup_session"
 
 
+@overload
+def optimize(target: Target, /, budget: Budget = None, **options: Unpack[RunOptions]) -> Target: ...
+@overload
+def optimize(
+    target: None = None, /, budget: Budget = None, **options: Unpack[RunOptions]
+) -> Callable[[Target], Target]: ...
 def optimize(
     target: Any = None,
     /,
@@ -157,7 +164,9 @@ def plans(target: Any) -> list[Plan]:
     return [part.current.plan for part in session.parts if part.current is not None and part.current.plan is not None]
 
 
-def plan(target: Callable[..., Any], inputs: Any, budget: Budget, *, estimate: bool = False, **options: Any) -> Plan:
+def plan(
+    target: Callable[..., Any], inputs: Any, budget: Budget, *, estimate: bool = False, **options: Unpack[Options]
+) -> Plan:
     """Plan one step of a model or function on ``inputs``: a tensor, a tuple of arguments, or a dict of keyword ones.
 
     In eager mode nothing of the step is run; in compiled mode it is tried out and undone. Save the result with

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from numbers import Real
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from recoup.errors import BudgetError, PlanError, SettingError
 from recoup.planfile import Plan
@@ -15,6 +15,25 @@ from recoup.torch.store import Where
 from recoup.units import Budget, parse_bytes, resolve_budget
 
 Mode = Literal["inductor", "eager"]
+
+
+class Options(TypedDict, total=False):
+    """What :func:`recoup.optimize` and :func:`recoup.plan` take besides a budget."""
+
+    compile: Mode | None
+    planner: str
+    time_limit: float | None
+    gap: float | None
+    cache: Where
+    verbose: bool | None
+    reserve: int | str
+
+
+class RunOptions(Options, total=False):
+    """What :func:`recoup.optimize` takes besides a budget."""
+
+    plan: Plan | str | Path | None
+
 
 _RESERVE = "give bytes, as in '500MiB'"
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import recoup
+from recoup.torch import planning
 from recoup.torch.memory import measure_peak
 from tests.torch_helpers import QUICK, assert_same, images, net, state, tight
 
@@ -100,3 +101,40 @@ def test_workspaces_of_other_arguments_are_not_taken_over(cache):
         model.zero_grad(set_to_none=True)
         peak = measure_peak(lambda x=x, dilation=dilation: model(x, dilation).sum().backward(), cpu)
         assert peak <= recoup.plans(model)[-1].peak_bytes
+
+
+@pytest.mark.parametrize("mode", ["eager", "inductor"])
+def test_the_largest_that_is_marked_is_planned_first(cache, monkeypatch, mode):
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(32, 32), nn.Tanh())))
+    plain = copy.deepcopy(model)
+    large, small = torch.randn(512, 32), torch.randn(64, 32)
+    fraction = tight(model, large, 0.6, cache, 0.02)
+    peak = measure_peak(lambda: plain(large).square().mean().backward(), torch.device("cpu"))
+    plain.zero_grad(set_to_none=True)
+    recoup.optimize(model, budget=int(fraction * peak) + 4096, cache=cache, **{**QUICK, "compile": mode})
+    torch._dynamo.mark_dynamic(small, 0, min=2, max=512)
+    searched = []
+    solve = planning.solve
+    monkeypatch.setattr(planning, "solve", lambda graph, *args, **named: searched.append(graph) or solve(graph, *args))
+    for x in (small, large, small):
+        for each in (plain, model):
+            each.zero_grad(set_to_none=True)
+            each(x).square().mean().backward()
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad)
+        if x is small:
+            seen = len(searched)
+    assert searched
+    assert len(searched) == seen
+    assert all(any(value.bytes == large.nbytes for value in graph.values) for graph in searched)
+
+
+def test_a_largest_that_does_not_fit_is_refused_at_once(cache):
+    model, x = nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32)), torch.randn(64, 32)
+    recoup.optimize(model, budget="500KiB", cache=cache, **QUICK)
+    model(x).sum().backward()
+    recoup.optimize(model, budget="500KiB", cache=cache, **QUICK)
+    torch._dynamo.mark_dynamic(x, 0, min=2, max=2**16)
+    with pytest.raises(recoup.BudgetError, match="a budget of 500 KiB is not enough"):
+        model(x)

@@ -127,6 +127,20 @@ def is_made_of_others(func: Any) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
 
+def largest_sizes(example: Any) -> tuple[int, ...] | None:
+    """The sizes of a captured input, or the number that it is, where those that vary are at their marked maximum.
+
+    That is ``torch._dynamo.mark_dynamic(tensor, dim, min=..., max=...)``; None where one has none.
+    """
+    found: list[int] = []
+    for size in example.shape if isinstance(example, torch.Tensor) else (example,):
+        most = size.node.shape_env.bound_sympy(size.node.expr).upper if isinstance(size, torch.SymInt) else size
+        if not getattr(most, "is_Integer", True):
+            return None
+        found.append(int(most))
+    return tuple(found)
+
+
 @dataclass(frozen=True)
 class Break:
     """Why Dynamo stopped capturing the program for a while, and where in the user's code."""

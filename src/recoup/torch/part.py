@@ -15,7 +15,7 @@ from torch import fx
 from recoup.errors import BudgetError
 from recoup.planfile import Plan
 from recoup.torch import compiled, eager
-from recoup.torch.internals import UNTRACEABLE, graph_break
+from recoup.torch.internals import UNTRACEABLE, graph_break, largest_sizes
 from recoup.torch.memory import allocated_size, is_on
 from recoup.torch.planning import StepPlanner
 from recoup.torch.progress import Reporter
@@ -61,6 +61,8 @@ class Part:
         self.current: Variant | None = None
         self._device = torch.device("cpu")
         self._dynamic = [index for index in _dynamic_positions(module) if index not in self.scalars.ints]
+        self._marked = _marked(module, self._dynamic)
+        """The largest sizes of the inputs that vary, until they are planned for."""
         if self.scalars.by_value:
             session.note(
                 "a number that changes from call to call is used for more than arithmetic with tensors: the step is "
@@ -92,15 +94,26 @@ class Part:
             self._device = session.device(args)
         device = self._device
         resident = session.resident(device, args)
-        shapes = (_shape(args[index]) for index in self._dynamic)
-        key = (self.share_later, self.later_gradients, _learning(args), *shapes, *self.scalars.key(args))
-        fitting = [variant for variant in self.variants.get(key, ()) if resident <= variant.resident]
+        fitting = [variant for variant in self.variants.get(self._key(args), ()) if resident <= variant.resident]
         if fitting:
             return min(fitting, key=lambda variant: variant.resident)
         with _compiling:
+            if self._marked and not session.only_plan:
+                self._compile_largest(args, device)
             variant = self._compile(args, device, session.resident(device, args, anew=True))
-        self.variants.setdefault(key, []).append(variant)
+        self.variants.setdefault(self._key(args), []).append(variant)
         return variant
+
+    def _key(self, args: Sequence[Any]) -> Any:
+        shapes = (_shape(args[index]) for index in self._dynamic)
+        return self.share_later, self.later_gradients, _learning(args), *shapes, *self.scalars.key(args)
+
+    def _compile_largest(self, args: Sequence[Any], device: torch.device) -> None:
+        """Plan for the largest shape that the user marked, with inputs that are made up: others follow that plan."""
+        sizes, self._marked = self._marked, {}
+        largest = [_enlarged(arg, sizes[index]) if index in sizes else arg for index, arg in enumerate(args)]
+        variant = self._compile(largest, device, self.session.resident(device, largest, anew=True))
+        self.variants.setdefault(self._key(largest), []).append(variant)
 
     def _compile(self, args: Sequence[Any], device: torch.device, resident: int) -> Variant:
         session = self.session
@@ -163,6 +176,20 @@ def _dynamic_positions(module: fx.GraphModule) -> list[int]:
         if any(isinstance(size, torch.SymInt) for size in shape):
             positions.append(index)
     return positions
+
+
+def _marked(module: fx.GraphModule, positions: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    """The largest sizes at these positions; none if one of them may grow without bound."""
+    nodes = module.graph.find_nodes(op="placeholder")
+    found = {index: largest_sizes(nodes[index].meta.get("example_value")) for index in positions}
+    return {} if None in found.values() else {index: sizes for index, sizes in found.items() if sizes is not None}
+
+
+def _enlarged(arg: Any, sizes: tuple[int, ...]) -> Any:
+    """An input like the one given, with zeros, which every op can take."""
+    if not isinstance(arg, torch.Tensor):
+        return sizes[0]
+    return torch.zeros(sizes, dtype=arg.dtype, device=arg.device, requires_grad=arg.requires_grad)
 
 
 def _shape(arg: Any) -> Any:

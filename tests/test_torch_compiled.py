@@ -305,3 +305,15 @@ def test_every_model_as_plain_compiled(tmp_path, name, share):
         rounding = 2 * (yours - true).double().norm()  # how PyTorch's own benchmarks judge Inductor
         assert (mine - true).double().norm() <= rounding + 1e-3 * true.double().norm() + NOTHING
     assert measure_peak(lambda: made.loss(model(*made.inputs)).backward(), CPU) <= budget
+
+
+def test_a_compiled_plan_as_a_file(tmp_path):
+    model, x = blocks(), torch.randn(1024, 32)
+    plain = copy.deepcopy(model)
+    plan = recoup.plan(model, x, BUDGET, cache=tmp_path, **COMPILED)
+    plan.save(tmp_path / "blocks.plan.json")
+    recoup.optimize(model, plan=tmp_path / "blocks.plan.json", cache=tmp_path, **COMPILED)
+    assert run(model, x) == pytest.approx(run(torch.compile(plain), x), rel=1e-5)
+    assert recoup.plans(model)[0].schedule.steps() == plan.schedule.steps()
+    assert repeats(model) > 0
+    assert recoup.plans(model)[0].peak_bytes <= plan.budget_bytes

@@ -127,10 +127,15 @@ def is_made_of_others(func: Any) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
 
-def largest_sizes(example: Any) -> tuple[int, ...] | None:
-    """The sizes of a captured input, or the number that it is, where those that vary are at their marked maximum.
+def has_maximum(arg: Any) -> bool:
+    """Whether the user has marked a size with its maximum: ``torch._dynamo.mark_dynamic(arg, 0, min=..., max=...)``."""
+    return any(one.max is not None for one in getattr(arg, "_dynamo_dynamic_range", ()))
 
-    That is ``torch._dynamo.mark_dynamic(tensor, dim, min=..., max=...)``; None where one has none.
+
+def largest_sizes(example: Any) -> tuple[int, ...] | None:
+    """The sizes of a captured input, or the number that it is, where those that vary are at their maximum.
+
+    None where one has none that Dynamo knows of.
     """
     found: list[int] = []
     for size in example.shape if isinstance(example, torch.Tensor) else (example,):

@@ -15,7 +15,7 @@ from torch import fx
 from recoup.errors import BudgetError
 from recoup.planfile import Plan
 from recoup.torch import compiled, eager
-from recoup.torch.internals import UNTRACEABLE, graph_break, largest_sizes
+from recoup.torch.internals import UNTRACEABLE, graph_break, has_maximum, largest_sizes
 from recoup.torch.memory import allocated_size, is_on
 from recoup.torch.planning import StepPlanner
 from recoup.torch.progress import Reporter
@@ -61,7 +61,7 @@ class Part:
         self.current: Variant | None = None
         self._device = torch.device("cpu")
         self._dynamic = [index for index in _dynamic_positions(module) if index not in self.scalars.ints]
-        self._marked = _marked(module, self._dynamic)
+        self._most = _most(module, self._dynamic)
         """The largest sizes of the inputs that vary, until they are planned for."""
         if self.scalars.by_value:
             session.note(
@@ -98,7 +98,7 @@ class Part:
         if fitting:
             return min(fitting, key=lambda variant: variant.resident)
         with _compiling:
-            if self._marked and not session.only_plan:
+            if self._most and any(map(has_maximum, args)) and not session.only_plan:
                 self._compile_largest(args, device)
             variant = self._compile(args, device, session.resident(device, args, anew=True))
         self.variants.setdefault(self._key(args), []).append(variant)
@@ -110,7 +110,7 @@ class Part:
 
     def _compile_largest(self, args: Sequence[Any], device: torch.device) -> None:
         """Plan for the largest shape that the user marked, with inputs that are made up: others follow that plan."""
-        sizes, self._marked = self._marked, {}
+        sizes, self._most = self._most, {}
         largest = [_enlarged(arg, sizes[index]) if index in sizes else arg for index, arg in enumerate(args)]
         variant = self._compile(largest, device, self.session.resident(device, largest, anew=True))
         self.variants.setdefault(self._key(largest), []).append(variant)
@@ -178,7 +178,7 @@ def _dynamic_positions(module: fx.GraphModule) -> list[int]:
     return positions
 
 
-def _marked(module: fx.GraphModule, positions: Sequence[int]) -> dict[int, tuple[int, ...]]:
+def _most(module: fx.GraphModule, positions: Sequence[int]) -> dict[int, tuple[int, ...]]:
     """The largest sizes at these positions; none if one of them may grow without bound."""
     nodes = module.graph.find_nodes(op="placeholder")
     found = {index: largest_sizes(nodes[index].meta.get("example_value")) for index in positions}

@@ -317,3 +317,19 @@ def test_a_compiled_plan_as_a_file(tmp_path):
     assert recoup.plans(model)[0].schedule.steps() == plan.schedule.steps()
     assert repeats(model) > 0
     assert recoup.plans(model)[0].peak_bytes <= plan.budget_bytes
+
+
+def test_an_input_made_in_inference_mode(tmp_path):
+    class Shifts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = blocks(1)
+
+        def forward(self, x, shift):
+            return self.body(x) + shift
+
+    with torch.inference_mode():
+        shift = torch.randn(64, 32)
+    model = recoup.optimize(Shifts(), budget="1GiB", cache=tmp_path, **COMPILED)
+    model(torch.randn(64, 32), shift).sum().backward()
+    assert len(recoup.plans(model)) == 1

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 
 import recoup
 from tests.torch_helpers import QUICK, Wrapped, assert_same, check, images, net, repeats, state, tight
@@ -240,6 +241,17 @@ class TestDropIn:
                 planned(x, kind).backward()
                 model.zero_grad(set_to_none=True)
             assert [id(one) for one in recoup.plans(planned)] == [id(one) for one in plan]
+
+    def test_a_class_is_no_model(self):
+        with pytest.raises(recoup.CaptureError, match="Linear is a class: optimize a model"):
+            recoup.optimize(nn.Linear, budget=1.0)
+
+    def test_under_a_dispatch_mode(self, cache):
+        model = recoup.optimize(net(), budget=1.0, cache=cache, **QUICK)
+        model(images()).sum().backward()
+        with FlopCounterMode(display=False), pytest.raises(recoup.CaptureError, match="FlopCounterMode is on"):
+            model(images())
+        model(images()).sum().backward()
 
     def test_inside_a_transform(self, cache):
         function = recoup.optimize(lambda x: x.sin().sum(), budget=1.0, cache=cache, **QUICK)

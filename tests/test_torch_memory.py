@@ -2,7 +2,9 @@
 
 import copy
 import gc
+import random
 import re
+from unittest import mock
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 import recoup
-from recoup.torch import memory
+from recoup.torch import eager, memory, session
 from recoup.torch.memory import measure_peak, resident_bytes
 from recoup.torch.models import GPT, VGG, ResNet, UNet
 from tests.torch_helpers import QUICK, repeats, tight
@@ -292,3 +294,56 @@ def test_room_for_a_loss_outside_is_named_where_it_is_what_does_not_fit(cache):
     recoup.optimize(model, budget=budget, cache=cache, **QUICK)
     with pytest.raises(recoup.BudgetError, match=r"works; 3 MiB of that are room for a loss outside.* the loss inside"):
         model(x)
+
+
+def test_what_has_no_memory_of_its_own_is_passed_over(cache):
+    others = [nn.LazyLinear(4), torch.nested.nested_tensor([torch.randn(5, 2), torch.randn(9, 2)], layout=torch.jagged)]
+    model = recoup.optimize(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), budget="10MB", cache=cache, **QUICK)
+    model(torch.randn(4, 8)).sum().backward()
+    assert len(others) == 2
+
+
+def test_growing_lists_of_an_optimizer_are_noticed(cache):
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.Tanh())))
+    x = torch.randn(64, 64)
+    recoup.optimize(model, budget="100MB", cache=cache, **QUICK)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4, history_size=50)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (model(x) - x.sin()).square().mean()
+        loss.backward()
+        return loss
+
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    seen = []
+    for _ in range(3):
+        optimizer.step(closure)
+        model(x)
+        seen.append(model._compiled_call_impl._recoup_session.resident(CPU, [x]))
+    assert seen[2] - seen[0] > 4 * size
+
+
+def test_accumulating_gradients_does_not_look_at_every_object(cache, monkeypatch):
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), torch.randn(4, 8)
+    recoup.optimize(model, budget="10MB", cache=cache, **QUICK)
+    scans, look = [], session.resident_bytes
+    monkeypatch.setattr(session, "resident_bytes", lambda device: scans.append(1) or look(device))
+    for step in range(4):
+        model(x).sum().backward()
+        model(x).sum().backward()
+        model.zero_grad(set_to_none=True)
+        if step == 1:
+            before = len(scans)
+    assert len(scans) == before > 0
+
+
+def test_planning_draws_no_random_numbers(cache):
+    model = recoup.optimize(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), budget="10MB", cache=cache, **QUICK)
+    drawn, states = random.getstate(), torch.get_rng_state()
+    compile_step = eager.compile_step
+    with mock.patch.object(eager, "compile_step", lambda *args: (random.random(), compile_step(*args))[1]):
+        model(torch.randn(4, 8, generator=torch.Generator())).sum().backward()
+    assert random.getstate() == drawn
+    assert torch.equal(torch.get_rng_state(), states)

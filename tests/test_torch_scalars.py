@@ -1,7 +1,9 @@
 """Numbers that change from call to call: planned once, within the budget, and the same to the last bit."""
 
+import random
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -121,3 +123,25 @@ def test_compiled(cache):
         ours, theirs = gradients(planned, model, t, n), gradients(weighted, model, t, n)
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     assert traced(planned) == 2
+
+
+NUMBERS = {
+    "numpy": lambda step: (np.float32(0.3), np.float64(0.4), np.int64(2))[step],
+    "drawn": lambda step: None,
+}
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_numbers_that_are_tensors_to_the_graph(cache, kind):
+    def loss(model, x, scale):
+        y = torch.tanh(model(x))
+        return (x + y * (random.uniform(0.5, 1.5) * random.randint(1, 9) if scale is None else scale)).square().sum()
+
+    model = body()
+    planned = recoup.optimize(loss, budget=1.0, cache=cache, **QUICK)
+    for step in range(3):
+        found = []
+        for each in (planned, loss):
+            random.seed(step)
+            found.append(gradients(each, model, NUMBERS[kind](step)))
+        assert_same(*found)

@@ -103,7 +103,8 @@ class _Partitioner:
         if self.correction is None:
             known = self.planner.store.recall(self.key)
             self.learned, self.correction = known is not None, sum(known or [self.planner.hint])
-        self.step = reused or self.planner.plan(joint, self._costs(joint), self.correction)
+        planner = replace(self.planner, budget=self.step.budget)  # a fraction is of the step as PyTorch compiles it
+        self.step = reused or planner.plan(joint, self._costs(joint), self.correction)
         self.steps = tuple(str(step) for step in self.step.plan.schedule.steps())
         if self.steps in self.known:
             raise _IsKnown

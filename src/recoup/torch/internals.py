@@ -37,7 +37,7 @@ from torch._prims import rng_prims
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.graph import _BoxedCodeGen
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 from recoup.errors import CaptureError
 
@@ -111,8 +111,8 @@ def call_instead(module: nn.Module, function: Callable[..., Any]) -> None:
 
 
 def count_writes(tensor: torch.Tensor) -> int:
-    """How often the tensor was written to in place."""
-    return tensor._version
+    """How often the tensor was written to in place; one made in inference mode never is, outside of it."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def allocated_and_released(recorded: torch.autograd.profiler.profile) -> list[int]:
@@ -130,6 +130,12 @@ def is_made_of_others(func: Any) -> bool:
 def has_maximum(arg: Any) -> bool:
     """Whether the user has marked a size with its maximum: ``torch._dynamo.mark_dynamic(arg, 0, min=..., max=...)``."""
     return any(one.max is not None for one in getattr(arg, "_dynamo_dynamic_range", ()))
+
+
+def active_mode() -> str | None:
+    """The name of a ``TorchDispatchMode`` that is on, under which Dynamo captures nothing."""
+    mode = _get_current_dispatch_mode()
+    return None if mode is None else type(mode).__name__
 
 
 def largest_sizes(example: Any) -> tuple[int, ...] | None:
@@ -262,8 +268,17 @@ def is_fake(tensor: torch.Tensor) -> bool:
 
 
 def has_storage(tensor: torch.Tensor) -> bool:
-    """Whether the tensor lies in memory itself: not a sparse one, nor one that a ``torch.func`` transform wraps."""
-    return bool(torch._C._has_storage(tensor))
+    """Whether the tensor lies in memory itself.
+
+    Not a sparse one, nor what a ``torch.func`` transform or a subclass wraps, nor a parameter that has no shape yet.
+    """
+    if not torch._C._has_storage(tensor):
+        return False
+    try:
+        tensor.untyped_storage().data_ptr()
+    except Exception:  # a subclass may refuse in any way
+        return False
+    return True
 
 
 def storage_key(tensor: torch.Tensor) -> int:

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from recoup.errors import CaptureError, RecoupError, RecoupWarning, SettingError
 from recoup.planfile import Plan
 from recoup.torch.internals import (
+    active_mode,
     breaks_since,
     call_instead,
     called_instead,
@@ -95,6 +96,8 @@ def _optimized(target: Any, settings: Settings) -> Any:
     session = Session(settings)
     if isinstance(target, DistributedDataParallel):
         raise CaptureError("optimize the model first: DistributedDataParallel(recoup.optimize(model, ...))")
+    if isinstance(target, type):
+        raise CaptureError(f"{target.__name__} is a class: optimize a model, which is an instance of it")
     if isinstance(target, nn.Module):
         planned = _planned(called_plainly(target), session)
         call_instead(target, planned)
@@ -126,15 +129,17 @@ def _planned(function: Callable[..., Any], session: Session) -> Callable[..., An
                 look_again()
             raise
         session.note_breaks(breaks_since(before))
+        if session.calls == 0:  # nothing was captured
+            look_again()
         if session.calls == 0 and is_transformed():
             raise CaptureError(
                 "inside a torch.func transform (grad, vmap) nothing can be planned: optimize what applies it instead"
             )
         if session.calls == 0 and _computed(result, (args, kwargs)):
             why = _listed(session) or "torch.compile(..., fullgraph=True) says where capturing stops"
+            if (mode := active_mode()) is not None:
+                why = f"{mode} is on, and under a TorchDispatchMode it captures nothing"
             raise CaptureError(f"torch.compile captured nothing of this step, so it ran unplanned: {why}")
-        if session.calls == 0:  # there was nothing to capture
-            look_again()
         return result
 
     return planned

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -119,6 +120,7 @@ class Part:
         session = self.session
         mode = session.mode(device)
         module = self.scalars.fixed(args)
+        drawn = random.getstate()  # what is imported and run from here on may draw, too
         known = session.known.setdefault(device, [])
         with Reporter(session.settings.verbose) as reporter:
             planner = StepPlanner(
@@ -147,6 +149,8 @@ class Part:
             except UNTRACEABLE as problem:
                 session.note(f"a part of the program depends on numbers in a tensor and runs unplanned: {problem}")
                 function, step = module, None
+            finally:
+                random.setstate(drawn)
         gc.collect()  # what tracing leaves behind must not count as resident
         if device.type == "cuda":
             torch.cuda.empty_cache()

@@ -1,6 +1,7 @@
 """Numbers that change from call to call: a temperature, the weight of a loss, a counter.
 
-Dynamo hands a changing float over in a tensor, from which the captured graph takes it, and a changing int as it is. A
+Dynamo hands a changing float over in a tensor, from which the captured graph takes it, and a changing int as it is.
+(NumPy's numbers and what Python's ``random`` draws come in a tensor, too, and are used as one, like other inputs.) A
 step is traced for fixed numbers, so every value would be a step of its own. Where a number only enters sums, products
 and quotients with tensors it stays a tensor instead, which is what PyTorch makes of a number there, to the last bit.
 """
@@ -55,7 +56,7 @@ class Scalars:
         module = _copied(self.module)
         inputs = list(module.graph.find_nodes(op="placeholder"))
         for index, value in zip(self.by_value, self.values(args), strict=True):
-            for item in list(inputs[index].users):
+            for item in _items(inputs[index]):
                 item.replace_all_uses_with(value)  # type: ignore[arg-type]
                 module.graph.erase_node(item)
         module.recompile()
@@ -70,10 +71,11 @@ def read_scalars(module: fx.GraphModule) -> Scalars:
     by_value: list[int] = []
     readers: dict[tuple[fx.Node, fx.Node], None] = {}  # a set in order: two numbers may be read as one
     for index, node in enumerate(module.graph.find_nodes(op="placeholder")):
-        is_float = is_float_in_a_tensor(node)
-        if not node.users or not (is_float or isinstance(node.meta.get("example_value"), torch.SymInt)):
+        is_float = is_float_in_a_tensor(node) and bool(_items(node))
+        is_int = bool(node.users) and isinstance(node.meta.get("example_value"), torch.SymInt)
+        if not (is_float or is_int):
             continue
-        found = _readers(list(node.users) if is_float else [node])
+        found = _readers(_items(node) if is_float else [node])
         if found is None:
             by_value += [index] if is_float else []
             continue
@@ -85,11 +87,16 @@ def read_scalars(module: fx.GraphModule) -> Scalars:
     for reader, number in readers:
         _use_tensor(module.graph, reader, number)
     for node in floats:
-        for item in list(node.users):
+        for item in _items(node):
             item.replace_all_uses_with(node)
             module.graph.erase_node(item)
     module.recompile()
     return Scalars(module, frozenset(ints), tuple(by_value))
+
+
+def _items(node: fx.Node) -> list[fx.Node]:
+    """Where the graph takes the number out of its tensor."""
+    return [user for user in node.users if (user.op, user.target) == ("call_method", "item")]
 
 
 def _readers(numbers: list[fx.Node]) -> list[tuple[fx.Node, fx.Node]] | None:

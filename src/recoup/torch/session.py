@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from recoup.torch.part import Part
     from recoup.torch.planning import StepPlan
 
+SCANS = 64  # how many different sights of memory are remembered: parts of a program, with and without gradients
 _optimizer_tensors: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
 """How many tensors each optimizer holds, to notice when that changes."""
 
 
 def _count_state(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    _optimizer_tensors[optimizer] = sum(len(state) for state in optimizer.state.values())
+    things = (thing for state in optimizer.state.values() for thing in state.values())
+    _optimizer_tensors[optimizer] = sum(len(thing) if isinstance(thing, list) else 1 for thing in things)
 
 
 register_optimizer_step_post_hook(_count_state)
@@ -51,8 +53,8 @@ class Session:
     """Every plan made so far, by device."""
     _store: Store | None = None
     _automatic: dict[torch.device, int] = field(default_factory=dict)
-    _scanned: dict[int, tuple[object, int]] = field(default_factory=dict)
-    """For each place in a call: what was seen there, and the bytes that were resident then."""
+    _scanned: dict[object, int] = field(default_factory=dict)
+    """The bytes that were resident, by what was seen then: the last few."""
 
     def begin(self) -> None:
         """The user's function is being called."""
@@ -108,11 +110,11 @@ class Session:
         grads = [arg.grad for arg in tensors if arg.is_leaf and arg.grad is not None]
         sizes = live_bytes(tensors, device), live_bytes(grads, device)
         token = (sizes, tuple(_optimizer_tensors.values()), tuple(id(part.current) for part in self.ran))
-        seen, found = self._scanned.get(len(self.ran), (None, 0))
-        if anew or seen != token:
-            found = resident_bytes(device)
-            self._scanned[len(self.ran)] = (token, found)
-        return found
+        if anew or token not in self._scanned:
+            if len(self._scanned) >= SCANS:
+                self._scanned.clear()
+            self._scanned[token] = resident_bytes(device)
+        return self._scanned[token]
 
     def note_breaks(
         self,

@@ -156,6 +156,19 @@ def test_a_plan_is_compiled_once_and_has_the_peak_that_was_measured(tmp_path, mo
         assert _as_measured(plan, plan.peak_bytes + more).peak_bytes == plan.peak_bytes + more
 
 
+def test_a_plan_that_comes_again_costs_no_attempt_as_long_as_nothing_fits(tmp_path, monkeypatch):
+    tried, asked = [], []
+    monkeypatch.setattr(planning, "known_by", lambda graph: "as before, if that fits")
+    monkeypatch.setattr(Corrections, "next", lambda self, planned, *rest: asked.append(planned) or planned - 1)
+    monkeypatch.setattr(compiled, "_measured", lambda *args: tried.append(args) or (2**40, 1.0))
+    monkeypatch.setattr(compiled, "PLAIN", 0.0)
+    model = recoup.optimize(blocks(), budget=BUDGET, cache=tmp_path, **COMPILED)
+    with pytest.raises(recoup.BudgetError, match="1 TiB would have been enough for the smallest that was tried"):
+        run(model, torch.randn(1024, 32), steps=1)
+    assert len(tried) == 1
+    assert len(asked) == compiled.MOST_PLANS
+
+
 def test_what_happens_outside_counts_when_a_step_is_tried(tmp_path):
     """A loss makes copies of what the model returns; those of the input, to undo the trial, are beside the memory."""
     torch.manual_seed(0)

@@ -41,7 +41,7 @@ from recoup.units import format_bytes
 
 ATTEMPTS = 3  # how often a step is compiled to make its measured peak meet the budget well
 MOST_ATTEMPTS = 6  # how often, as long as it does not meet it at all, or leaves much of it
-MOST_PLANS = 12  # how many plans are asked for; those that there are not cost no compilation
+MOST_PLANS = 12  # how many plans are asked for; those that there are not, or were before, cost no compilation
 CLOSE = 0.015  # of the budget: a measured peak this close below it is not worth another compilation
 MUCH = 0.04  # of the budget: left by the best, it may be worth a few more
 MARGIN = 0.003  # of the budget: added to what a measured peak was over the prediction
@@ -173,7 +173,7 @@ def compile_step(
                 raise refusal from None
             correction, plainly = corrections.refused(planned, refused), False
             continue
-        attempts += 1
+        attempts += function is not None or best is not None  # as long as nothing fits, only compilations count
         planned = partitioner.correction or 0
         step = partitioner.step
         if function is None:

@@ -197,3 +197,21 @@ def test_parts_are_planned_once_the_others_are_known_and_no_more(cache, monkeypa
             seen = len(compiled), len(scans)
     assert seen[0] <= 4
     assert (len(compiled), len(scans)) == seen  # nor is every object looked at for its memory
+
+
+def test_a_small_part_before_a_large_one(cache):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.rest = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 2048), nn.Tanh(), nn.Linear(2048, 4))
+
+        def forward(self, x):
+            y = self.first(x).tanh()
+            print(end="")
+            return self.rest(y)
+
+    model, x = recoup.optimize(Model(), budget="1GiB", cache=cache, **QUICK), torch.randn(512, 4)
+    for _ in range(3):
+        model.zero_grad(set_to_none=True)
+        model(x).square().mean().backward()
+    assert len(recoup.plans(model)) == 2

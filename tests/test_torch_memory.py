@@ -347,3 +347,18 @@ def test_planning_draws_no_random_numbers(cache):
         model(torch.randn(4, 8, generator=torch.Generator())).sum().backward()
     assert random.getstate() == drawn
     assert torch.equal(torch.get_rng_state(), states)
+
+
+def test_an_optimizer_may_keep_its_state_as_it_likes(cache):
+    model = recoup.optimize(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), budget="10MB", cache=cache, **QUICK)
+
+    class Counts(torch.optim.SGD):
+        def step(self, closure=None):
+            super().step(closure)
+            self.state["steps"] = [torch.zeros(3)]
+
+    optimizer = Counts(model.parameters(), lr=0.1)
+    for _ in range(2):
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+    assert len(optimizer.state["steps"]) == 1

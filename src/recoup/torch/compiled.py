@@ -20,7 +20,6 @@ from recoup.planfile import Plan
 from recoup.schedule import Schedule
 from recoup.torch.corrections import Corrections
 from recoup.torch.fusion import folded_nodes, fused_costs, is_fused_kernel
-from recoup.torch.hidden import Hidden
 from recoup.torch.internals import (
     argument,
     communicates,
@@ -31,7 +30,7 @@ from recoup.torch.internals import (
     written_input,
 )
 from recoup.torch.joint import ARRIVAL, from_tangents, read_joint
-from recoup.torch.memory import measure_peak
+from recoup.torch.memory import live_bytes, measure_peak
 from recoup.torch.planning import StepPlan, StepPlanner, known_by
 from recoup.torch.rewrite import are_leaves, copy_gradients, order_products, split_convolutions
 from recoup.torch.rng import INDUCTOR
@@ -48,6 +47,8 @@ MARGIN = 0.003  # of the budget: added to what a measured peak was over the pred
 OUT_OF_MEMORY = 0.1  # of the prediction: taken for its error when the device had no room to measure it
 DOUBTFUL = 2.0  # of the budget: up to this predicted plain peak, the plain step is tried before the budget is refused
 PLAIN = 1.05  # of the budget: up to this predicted plain peak, the plain step itself may fit
+
+PIECE = 2**25  # bytes
 
 Steps = tuple[str, ...]  # of a schedule
 
@@ -99,11 +100,11 @@ class _Partitioner:
         split_convolutions(traced, nearly=True)
         order_products(traced)
         joint = read_joint(traced, outputs, folded_nodes(traced))
-        reused = self.planner.reuse(joint) if self.plainly else None
+        planner = replace(self.planner, budget=self.step.budget)  # a fraction is of the step as PyTorch compiles it
+        reused = planner.reuse(joint) if self.plainly else None
         if self.correction is None:
             known = self.planner.store.recall(self.key)
             self.learned, self.correction = known is not None, sum(known or [self.planner.hint])
-        planner = replace(self.planner, budget=self.step.budget)  # a fraction is of the step as PyTorch compiles it
         self.step = reused or planner.plan(joint, self._costs(joint), self.correction)
         self.steps = tuple(str(step) for step in self.step.plan.schedule.steps())
         if self.steps in self.known:
@@ -253,7 +254,7 @@ def _measured(
         if isinstance(arg, torch.Tensor) and (not arg.requires_grad or not written.isdisjoint({index, None}))
     ]
     writes = [count_writes(tensor) for tensor in tensors]
-    copies = [Hidden.of(tensor) for tensor in tensors]
+    copies = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type="cuda"):
             step()
@@ -269,8 +270,8 @@ def _measured(
         with torch.no_grad():
             for tensor, before, copy in zip(tensors, writes, copies, strict=True):
                 if count_writes(tensor) != before:
-                    tensor.copy_(copy.tensor(device))
-    return peak, statistics.median(times)
+                    tensor.copy_(copy)
+    return peak - live_bytes(copies, device), statistics.median(times)
 
 
 @dataclass(frozen=True)
@@ -296,7 +297,12 @@ def _step(function: Callable[..., Any], args: Sequence[Any], device: torch.devic
         results = function(*fresh)
         wanted = [result for result in results if isinstance(result, torch.Tensor) and result.requires_grad]
         given = [torch.ones_like(result) for result in wanted]
-        left = torch.empty(room.left, dtype=torch.uint8, device=device)
-        torch.empty(room.between, dtype=torch.uint8, device=device)
+        left = _pieces(room.left, device)
+        _pieces(room.between, device)
         torch.autograd.backward(wanted, given)
         del left
+
+
+def _pieces(size: int, device: torch.device) -> list[torch.Tensor]:
+    """So many bytes, not in one: what they stand for is not, either."""
+    return [torch.empty(min(PIECE, size - begin), dtype=torch.uint8, device=device) for begin in range(0, size, PIECE)]

@@ -26,4 +26,6 @@ class Hidden:
 
     def tensor(self, device: torch.device) -> Tensor:
         """A new tensor with these contents."""
+        if not self.contents.size:
+            return torch.empty(self.shape, dtype=self.dtype, device=device)
         return torch.from_numpy(self.contents.copy()).view(self.dtype).reshape(self.shape).to(device)

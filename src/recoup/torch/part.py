@@ -111,10 +111,17 @@ class Part:
 
     def _compile_largest(self, args: Sequence[Any], device: torch.device) -> None:
         """Plan for the largest shape that the user marked, with inputs that are made up: others follow that plan."""
-        sizes, self._most = self._most, {}
+        sizes = self._most
+        if all(sizes[index] == _sizes(args[index]) for index in sizes):
+            self._most = {}
+            return
         largest = [_enlarged(arg, sizes[index]) if index in sizes else arg for index, arg in enumerate(args)]
-        variant = self._compile(largest, device, self.session.resident(device, largest, anew=True))
-        self.variants.setdefault(self._key(largest), []).append(variant)
+        try:
+            self._compile(largest, device, self.session.resident(device, largest, anew=True))
+        except BudgetError as problem:
+            marked = ", ".join(str(sizes[index]) for index in sizes if isinstance(args[index], torch.Tensor))
+            raise BudgetError(f"{problem}; this is for the largest sizes that were marked: {marked}") from None
+        self._most = {}
 
     def _compile(self, args: Sequence[Any], device: torch.device, resident: int) -> Variant:
         session = self.session
@@ -190,10 +197,17 @@ def _most(module: fx.GraphModule, positions: Sequence[int]) -> dict[int, tuple[i
 
 
 def _enlarged(arg: Any, sizes: tuple[int, ...]) -> Any:
-    """An input like the one given, with zeros, which every op can take."""
+    """An input like the one given, laid out like it, with zeros, which every op can take."""
     if not isinstance(arg, torch.Tensor):
         return sizes[0]
-    return torch.zeros(sizes, dtype=arg.dtype, device=arg.device, requires_grad=arg.requires_grad)
+    order = sorted(range(arg.dim()), key=lambda dim: arg.stride(dim), reverse=True)
+    zeros = torch.zeros([sizes[dim] for dim in order], dtype=arg.dtype, device=arg.device)
+    zeros = zeros.permute([order.index(dim) for dim in range(arg.dim())]).requires_grad_(arg.requires_grad)
+    return zeros if arg.is_leaf else zeros.clone()
+
+
+def _sizes(arg: Any) -> tuple[int, ...]:
+    return tuple(arg.shape) if isinstance(arg, torch.Tensor) else (arg,)
 
 
 def _shape(arg: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -23,12 +24,14 @@ if TYPE_CHECKING:
     from recoup.torch.planning import StepPlan
 
 SCANS = 64  # how many different sights of memory are remembered: parts of a program, with and without gradients
+TRUSTED = 100  # how often one is taken for granted before memory is looked at again
 _optimizer_tensors: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
 """How many tensors each optimizer holds, to notice when that changes."""
 
 
 def _count_state(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    things = (thing for state in optimizer.state.values() for thing in state.values())
+    states = optimizer.state.values()
+    things = (thing for state in states for thing in (state.values() if isinstance(state, dict) else (state,)))
     _optimizer_tensors[optimizer] = sum(len(thing) if isinstance(thing, list) else 1 for thing in things)
 
 
@@ -53,8 +56,8 @@ class Session:
     """Every plan made so far, by device."""
     _store: Store | None = None
     _automatic: dict[torch.device, int] = field(default_factory=dict)
-    _scanned: dict[object, int] = field(default_factory=dict)
-    """The bytes that were resident, by what was seen then: the last few."""
+    _scanned: dict[object, list[int]] = field(default_factory=dict)
+    """The bytes that were resident, by what was seen then, and how often that was taken for granted: the last few."""
 
     def begin(self) -> None:
         """The user's function is being called."""
@@ -71,7 +74,8 @@ class Session:
         needs = [max(part.current.need, 1) for part in self.ran if part.current is not None]
         gradients = [part.new_gradients() for part in self.ran]
         for index, part in reversed(list(enumerate(self.ran))):
-            part.share_later = round(sum(needs[index + 1 :]) / sum(needs[index:]), 2)  # a little more is no new plan
+            share = sum(needs[index + 1 :]) / sum(needs[index:])
+            part.share_later = math.floor(100 * share) / 100  # a little more is no new plan, and some is left to all
             part.later_gradients = sum(gradients[index + 1 :])
 
     def device(self, args: Sequence[Any]) -> torch.device:
@@ -110,11 +114,13 @@ class Session:
         grads = [arg.grad for arg in tensors if arg.is_leaf and arg.grad is not None]
         sizes = live_bytes(tensors, device), live_bytes(grads, device)
         token = (sizes, tuple(_optimizer_tensors.values()), tuple(id(part.current) for part in self.ran))
-        if anew or token not in self._scanned:
+        seen = self._scanned.get(token)
+        if anew or seen is None or seen[1] == TRUSTED:
             if len(self._scanned) >= SCANS:
                 self._scanned.clear()
-            self._scanned[token] = resident_bytes(device)
-        return self._scanned[token]
+            self._scanned[token] = seen = [resident_bytes(device), 0]
+        seen[1] += 1
+        return seen[0]
 
     def note_breaks(
         self,

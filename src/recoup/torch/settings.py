@@ -57,10 +57,11 @@ class Settings:
     @staticmethod
     def of(budget: Budget = None, *, plan: Plan | str | Path | None = None, **options: Any) -> Settings:
         """As a user gives them: the plan may be a file, and brings its budget."""
-        known = {one.name for one in fields(Settings)} - {"budget", "plan"}
-        unknown = sorted(options.keys() - known)
+        unknown = sorted(options.keys() - {one.name for one in fields(Settings)})
         if unknown:
-            raise SettingError(f"there is no option {unknown[0]!r}: there are {', '.join(sorted(known))}")
+            raise SettingError(
+                f"there is no option {unknown[0]!r}: there are {', '.join(sorted(Options.__annotations__))}"
+            )
         ready = _given(plan)
         if ready is not None and budget is None:
             budget = ready.budget_bytes if ready.budget_bytes is not None else ready.peak_bytes

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from recoup.online.calls import flat_tensors
-from recoup.torch.internals import is_made_of_others
+from recoup.torch.internals import ATOMIC, COLLECTIVES, is_made_of_others
 
 STATISTICS = slice(3, 5)
 """Where a batch norm has its running statistics."""
@@ -25,8 +25,6 @@ _FLAGS = {
 }
 """Batch norms that write to their running statistics, whether they say so or not, and do not read them; and backwards,
 which do neither. Where the flag is that makes them, or -1 for always."""
-_COLLECTIVES = ("_c10d_functional", "c10d_functional", "c10d", "symm_mem")
-_ATOMIC = {"scatter_add", "scatter_reduce", "index_add", "index_put", "_unsafe_index_put", "put", "cumsum"}
 SIZED_BY_FLOATS = ("arange", "range")
 _NEW_STORAGE = {"set_", "resize_", "resize_as_", "set_data"}
 
@@ -94,12 +92,12 @@ def read_traits(func: Any, device: torch.device) -> Traits:
         if argument.alias_info is not None and argument.alias_info.is_write:
             writes.append(argument.name if argument.kwarg_only else position)
         position += 0 if argument.kwarg_only else 1
-    differs = device.type == "cuda" and name.rstrip("_") in _ATOMIC
+    differs = device.type == "cuda" and name.rstrip("_") in ATOMIC
     return Traits(
         tuple(writes),
         any(isinstance(place, str) for place in writes),
         torch.Tag.nondeterministic_seeded in func.tags,
-        func.namespace not in _COLLECTIVES and not differs,
+        func.namespace not in COLLECTIVES and not differs,
         name in _NEW_STORAGE,
         not writes and _only_looks(func),
         _FLAGS.get(name, 0),

@@ -370,21 +370,21 @@ def is_once(node: fx.Node) -> bool:
 
 def communicates(node: fx.Node) -> bool:
     """Whether the node waits for other processes, which must all run it equally often."""
-    namespaces = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "_dtensor", "symm_mem")
-    return getattr(node.target, "namespace", "") in namespaces
+    return getattr(node.target, "namespace", "") in COLLECTIVES
 
 
 def _differs_each_time(node: fx.Node) -> bool:
     """Whether a second run may differ in the last bits: ops that add with atomics on CUDA."""
     value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.device.type == "cuda" and _packet_name(node) in _ATOMIC
+    return isinstance(value, torch.Tensor) and value.device.type == "cuda" and _packet_name(node) in ATOMIC
 
 
 def _packet_name(node: fx.Node) -> str:
     return str(getattr(getattr(node.target, "overloadpacket", None), "__name__", ""))
 
 
-_ATOMIC = {"scatter_add", "scatter_reduce", "index_add", "index_put", "_unsafe_index_put", "put", "cumsum"}
+COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "_dtensor", "symm_mem")
+ATOMIC = {"scatter_add", "scatter_reduce", "index_add", "index_put", "_unsafe_index_put", "put", "cumsum"}
 
 
 @cache

@@ -106,7 +106,7 @@ class Part:
         return variant
 
     def _key(self, args: Sequence[Any]) -> Any:
-        shapes = (_shape(args[index]) for index in self._dynamic)
+        shapes = (_sizes(args[index]) for index in self._dynamic)
         return self.share_later, self.later_gradients, _learning(args), *shapes, *self.scalars.key(args)
 
     def _compile_largest(self, args: Sequence[Any], device: torch.device) -> None:
@@ -208,7 +208,3 @@ def _enlarged(arg: Any, sizes: tuple[int, ...]) -> Any:
 
 def _sizes(arg: Any) -> tuple[int, ...]:
     return tuple(arg.shape) if isinstance(arg, torch.Tensor) else (arg,)
-
-
-def _shape(arg: Any) -> Any:
-    return tuple(arg.shape) if isinstance(arg, torch.Tensor) else arg

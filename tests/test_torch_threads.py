@@ -2,12 +2,15 @@
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import recoup
+from recoup.torch import session
 from tests.torch_helpers import QUICK, repeats, tight
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -17,8 +20,9 @@ def model():
     return nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(32, 32), nn.Dropout(0.5))))
 
 
-def test_masks_are_the_same_again(cache):
+def test_masks_are_the_same_again(cache, monkeypatch):
     """The step is linear, so its gradient times the input is its output, if both have the same masks."""
+    monkeypatch.setattr(session, "TRUSTED", 1000)  # else each may see what the other holds, and have too little left
     x = torch.randn(256, 32)
 
     def train(planned):
@@ -48,10 +52,61 @@ def test_masks_are_the_same_again(cache):
     assert min(map(repeats, models)) > 0
 
 
-def test_a_plan_is_followed_while_another_thread_compiles(cache, monkeypatch):
+@pytest.mark.parametrize(
+    ("where", "flag"), [(torch.compiler, "_is_compiling_flag"), (torch.fx._symbolic_trace, "_is_fx_tracing_flag")]
+)
+def test_a_plan_is_followed_while_another_thread_traces(cache, monkeypatch, where, flag):
     planned = recoup.optimize(model(), budget=1.0, cache=cache, **QUICK)
     planned(torch.randn(64, 32)).sum().backward()
-    monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)  # as PyTorch does, for all threads
-    assert torch.compiler.is_compiling()
+    monkeypatch.setattr(where, flag, True)  # as PyTorch does, for all threads
     planned(torch.randn(64, 32)).sum().backward()
     assert planned._compiled_call_impl._recoup_session.calls == 1
+
+
+def test_a_model_trains_while_another_is_planned(cache):
+    """It may have to be planned again itself meanwhile, with what the other holds."""
+    trained = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(32, 32), nn.Tanh())))
+    x, stop = torch.randn(2048, 32), Event()
+    plain = grad_of(trained, x)
+    recoup.optimize(trained, budget=tight(trained, x, 0.3, cache, slack=0.08), cache=cache, **QUICK)
+
+    def train():
+        results = []
+        while not stop.is_set():
+            results.append(torch.equal(grad_of(trained, x), plain))
+        return results
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            found = pool.submit(train)
+            try:
+                for size in range(20, 23):
+                    other = recoup.optimize(model(), budget=1.0, cache=False, **QUICK)
+                    other(torch.randn(size, 32)).sum().backward()
+            finally:
+                stop.set()
+            results = found.result()
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(results) > 4
+    assert all(results)
+    assert repeats(trained) > 0
+    assert len(trained._compiled_call_impl._recoup_session.parts) == 1
+
+
+def grad_of(trained, x):
+    trained.zero_grad(set_to_none=True)
+    trained(x).sum().backward()
+    return trained[0].weight.grad
+
+
+@pytest.mark.parametrize(
+    "trace", [fx.symbolic_trace, lambda function: make_fx(function)(torch.ones(3))], ids=["fx", "make_fx"]
+)
+def test_what_is_traced_in_this_thread_is_what_was_written(trace):
+    planned = recoup.optimize(lambda x: (x * 2).relu(), budget=1.0, **QUICK)
+    ops = [node.name for node in trace(planned).graph.nodes if node.op not in ("placeholder", "output")]
+    assert ops == ["mul", "relu"]
+    assert planned._recoup_session.parts == []

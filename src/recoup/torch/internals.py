@@ -22,6 +22,7 @@ from torch import fx, nn
 from torch._C._dynamo.eval_frame import _FrameAction as FrameAction
 from torch._C._dynamo.eval_frame import _FrameExecStrategy as FrameExecStrategy
 from torch._C._dynamo.eval_frame import set_code_exec_strategy
+from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.output_graph import GraphCompileReason
 from torch._dynamo.utils import graph_break_reasons
 from torch._functorch import config as functorch_config
@@ -36,6 +37,7 @@ from torch._inductor.virtualized import V
 from torch._prims import rng_prims
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.graph import _BoxedCodeGen
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
@@ -61,7 +63,8 @@ def compile_dynamo(
     ``function`` gets a code object and a name of its own: else a second model would be traced with its epsilon as a
     variable. Hooks that a user adds later are noticed, and integers on modules, such as a counter of calls, are no
     reason to compile again unless something is computed with them. Inside DistributedDataParallel a step stays whole:
-    by default it is cut where a bucket of gradients is full, and each piece would be planned for itself.
+    by default it is cut where a bucket of gradients is full, and each piece would be planned for itself. While another
+    thread traces, which Dynamo cannot tell from being traced itself, this one is planned as ever: :func:`is_traced`.
     """
 
     def step(*args: Any, **kwargs: Any) -> Any:
@@ -75,6 +78,7 @@ def compile_dynamo(
         "skip_nnmodule_hook_guards": False,
         "allow_unspec_int_on_nn_module": True,
         "optimize_ddp": False,
+        "force_compile_during_fx_trace": True,
     }
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -169,9 +173,15 @@ def graph_break(module: fx.GraphModule) -> Break | None:
     return None if reason is None or not reason.graph_break else _break(reason)
 
 
-def is_traced() -> bool:
+def is_traced(given: Iterable[Any]) -> bool:
     """Whether this runs while somebody traces it, in this thread: ``torch.compiler.is_compiling`` is true in all."""
-    return torch.compiler.is_dynamo_compiling() or torch.compiler.is_exporting()
+    return (
+        torch.compiler.is_dynamo_compiling()
+        or torch.compiler.is_exporting()
+        or torch._C._get_tracing_state() is not None
+        or get_proxy_mode() is not None
+        or any(isinstance(arg, fx.Proxy) for arg in given)
+    )
 
 
 def is_transformed() -> bool:
@@ -221,7 +231,8 @@ def compile_joint(module: fx.GraphModule, args: Sequence[Any], partition: Partit
     def run(gm: fx.GraphModule, example_inputs: Any) -> Any:
         return boxed(gm)
 
-    function = aot_module_simplified(module, list(args), fw_compiler=run, bw_compiler=run, partition_fn=split)
+    with compile_lock:
+        function = aot_module_simplified(module, list(args), fw_compiler=run, bw_compiler=run, partition_fn=split)
     return torch._dynamo.disable(function, reason="recoup runs this graph by its plan")
 
 
@@ -257,9 +268,9 @@ def is_profiled() -> bool:
     return bool(torch._C._autograd._profiler_enabled() or torch.autograd.profiler._is_profiler_enabled)
 
 
-def is_open_profiler(thing: Any) -> bool:
-    """Whether it is a profiler that has begun and not ended; one that is warming up does not count as running."""
-    return type(thing) is torch.autograd.profiler.profile and thing.entered and thing.kineto_results is None
+def is_open(profiler: torch.autograd.profiler.profile) -> bool:
+    """Whether it has begun and not ended; one that is warming up does not count as running."""
+    return bool(profiler.entered and profiler.kineto_results is None)
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
@@ -518,5 +529,5 @@ def compile_inductor(module: fx.GraphModule, args: Sequence[Any], partition: Par
         force_layout_optimization=inductor_config.force_layout_optimization,
     )
     functorch = functorch_config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True)
-    with planned, functorch, _keeping_places():
+    with compile_lock, planned, functorch, _keeping_places():
         return torch._dynamo.disable(compile_fx(fresh, list(args)), reason="recoup runs this graph by its plan")

@@ -7,13 +7,13 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, chain, compress, starmap
 from typing import Any
 
 import torch
 
 from recoup.errors import BudgetError, CaptureError
-from recoup.torch.internals import allocated_and_released, has_storage, is_fake, is_open_profiler, is_profiled
+from recoup.torch.internals import allocated_and_released, has_storage, is_fake, is_open, is_profiled
 
 BLOCK = 512  # CUDA's allocator hands out multiples of this
 MIB = 2**20
@@ -96,14 +96,27 @@ def live_bytes(tensors: Iterable[torch.Tensor], device: torch.device) -> int:
 
 def live_tensors() -> Iterable[torch.Tensor]:
     """Every tensor that Python knows of, and the gradients of leaves."""
-    with all_in_sight():
-        found = gc.get_objects()
-    kinds = {kind for kind in set(map(type, found)) if issubclass(kind, torch.Tensor)}  # of a million objects, a few
-    for thing in found:
-        if type(thing) in kinds and not is_fake(thing):
+    for thing in _instances(torch.Tensor):
+        if not is_fake(thing):
             yield thing
             if thing.is_leaf and thing.grad is not None:
                 yield thing.grad
+
+
+def _instances(kind: type) -> list[Any]:
+    """Every object of this type, or one derived from it, that the garbage collector knows.
+
+    Found in one call, in which no other thread runs: one that is building a tuple fails if somebody else has seen it.
+    """
+    kinds = [kind]
+    for known in kinds:
+        kinds += type.__subclasses__(known)
+    seen: list[Any] = []
+    see: Iterator[Any] = filter(None, map(seen.extend, map(gc.get_objects, (None,))))
+    choose = compress(seen, map(set(kinds).__contains__, map(type, seen)))
+    forget: Iterator[Any] = filter(None, starmap(seen.clear, ((),)))
+    with all_in_sight():
+        return list(chain(see, choose, forget))
 
 
 def freeze() -> None:
@@ -162,9 +175,7 @@ def measure_peak(function: Callable[[], Any], device: torch.device) -> int:
 
 def refuse_profilers() -> None:
     """On CPU memory is measured with PyTorch's profiler, of which there is one: a second ends the process."""
-    with all_in_sight():
-        things = gc.get_objects()
-    if is_profiled() or any(map(is_open_profiler, things)):
+    if is_profiled() or any(map(is_open, _instances(torch.autograd.profiler.profile))):
         raise CaptureError(
             "on CPU memory is measured with PyTorch's profiler, which runs already: run one step before profiling"
         )

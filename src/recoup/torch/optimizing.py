@@ -114,7 +114,7 @@ def _planned(function: Callable[..., Any], session: Session) -> Callable[..., An
     compiled, look_again = compile_dynamo(function, functools.partial(_backend, session))
 
     def planned(*args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled() or is_traced():
+        if not torch.is_grad_enabled() or is_traced((*args, *kwargs.values())):
             return function(*args, **kwargs)
         session.begin()
         before = count_breaks()

@@ -24,7 +24,7 @@ from recoup.torch.scalars import read_scalars
 from recoup.torch.session import Session
 
 _compiling = threading.RLock()
-"""Tracing is not for several threads at a time."""
+"""Planning, which measures, is not for several threads at a time."""
 
 
 @dataclass(frozen=True)

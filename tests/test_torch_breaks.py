@@ -40,6 +40,19 @@ class Breaks(nn.Module):
 BREAKS = {"print": 'print("here")', "item": "y.sum().item()", "if": "elif y.sum() >"}
 
 
+class Deep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.rest = nn.Linear(32, 32), nn.ModuleList(nn.Linear(32, 32) for _ in range(30))
+
+    def forward(self, x):
+        x = torch.tanh(self.first(x))
+        torch._dynamo.graph_break()
+        for layer in self.rest:
+            x = torch.tanh(layer(x))
+        return x.mean()
+
+
 class TestBreaks:
     @pytest.mark.parametrize("budget", [0.9, "bytes"])
     @pytest.mark.parametrize("kind", BREAKS)
@@ -72,6 +85,17 @@ class TestBreaks:
             if step == 2:
                 assert notes == []
         assert len(recoup.plans(model)) >= 2
+
+    def test_a_part_that_can_leave_little_leaves_less(self, cache):
+        """By what they need of the plain step, the second would get nine tenths, and the first cannot be so small."""
+        model, x = Deep(), torch.randn(4096, 32)
+        budget = 10 * x.nbytes
+        recoup.optimize(model, budget=budget, cache=cache, **QUICK)
+        for _ in range(2):
+            model(x).backward()
+            model.zero_grad(set_to_none=True)
+        assert measure_peak(lambda: model(x).backward(), torch.device("cpu")) <= budget
+        assert 0 < model._compiled_call_impl._recoup_session.parts[0].share_later < 0.5
 
     @pytest.mark.xfail(strict=True, raises=recoup.CaptureError, reason="nothing is captured, so the step is refused")
     @pytest.mark.parametrize("kind", ["average of all batches", "inner backward hook"])

@@ -169,6 +169,16 @@ def test_a_plan_that_comes_again_costs_no_attempt_as_long_as_nothing_fits(tmp_pa
     assert len(asked) == compiled.MOST_PLANS
 
 
+def test_a_device_with_less_than_the_budget(tmp_path, monkeypatch):
+    def run_out(*args):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(compiled, "_measured", run_out)
+    model = recoup.optimize(blocks(), budget="80GiB", cache=tmp_path, **COMPILED)
+    with pytest.raises(recoup.BudgetError, match="ran out of memory in trying out steps that would fit into 80 GiB"):
+        run(model, torch.randn(1024, 32), steps=1)
+
+
 def test_what_happens_outside_counts_when_a_step_is_tried(tmp_path):
     """A loss makes copies of what the model returns; those of the input, to undo the trial, are beside the memory."""
     torch.manual_seed(0)

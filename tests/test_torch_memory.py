@@ -362,3 +362,36 @@ def test_an_optimizer_may_keep_its_state_as_it_likes(cache):
         model(torch.randn(4, 8)).sum().backward()
         optimizer.step()
     assert len(optimizer.state["steps"]) == 1
+
+
+class OfNoHash(type):
+    """A metaclass whose classes cannot be in a set."""
+
+    def __eq__(cls, other):
+        return False
+
+    __hash__ = None
+
+
+class Anything(metaclass=OfNoHash):
+    """An object of such a class."""
+
+    def __init__(self):
+        self.things = []
+
+
+class Refuses(torch.Tensor):
+    """It does not even say where it is."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return NotImplemented
+
+
+def test_whatever_else_lives_is_no_obstacle(tmp_path):
+    beside = [Anything(), torch.zeros(8).as_subclass(Refuses), torch.autograd.profiler.profile(enabled=False)]
+    model, x = tower(), torch.randn(4, 3, 16, 16)
+    recoup.optimize(model, budget=1.0, cache=tmp_path, **QUICK)
+    step(model, (x,))
+    assert len(beside) == 3
+    assert len(recoup.plans(model)) == 1

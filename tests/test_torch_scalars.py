@@ -10,6 +10,7 @@ from torch import nn
 
 import recoup
 from recoup.errors import RecoupWarning
+from recoup.torch import part
 from recoup.torch.memory import measure_peak
 from tests.torch_helpers import QUICK, assert_same
 
@@ -145,3 +146,15 @@ def test_numbers_that_are_tensors_to_the_graph(cache, kind):
             random.seed(step)
             found.append(gradients(each, model, NUMBERS[kind](step)))
         assert_same(*found)
+
+
+@pytest.mark.filterwarnings("ignore:a number that changes")
+def test_what_many_values_leave_is_bounded(cache, monkeypatch):
+    monkeypatch.setattr(part, "VARIANTS", 3)
+    model = body()
+    planned = recoup.optimize(powered, budget=0.9, cache=cache, **QUICK)
+    for t in (0.5, 0.6, 0.7, 0.8, 0.9, 0.5):
+        assert_same(gradients(planned, model, t, 2), gradients(powered, model, t, 2))
+    session = planned._recoup_session
+    assert max(len(one.variants) for one in session.parts) == 3
+    assert len(session.known[torch.device("cpu")]) <= 2

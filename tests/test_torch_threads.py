@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import recoup
 from recoup.torch import session
+from recoup.torch.internals import compile_dynamo
 from tests.torch_helpers import QUICK, repeats, tight
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -110,3 +111,29 @@ def test_what_is_traced_in_this_thread_is_what_was_written(trace):
     ops = [node.name for node in trace(planned).graph.nodes if node.op not in ("placeholder", "output")]
     assert ops == ["mul", "relu"]
     assert planned._recoup_session.parts == []
+
+
+def test_settings_of_pytorch_are_left_as_they_were():
+    names = ("fail_on_recompile_limit_hit", "recompile_limit", "force_compile_during_fx_trace", "optimize_ddp")
+    before = [getattr(torch._dynamo.config, name) for name in names]
+    started, ended = Event(), Event()
+    seen = []
+
+    def first(x):
+        started.set()
+        ended.wait(20)
+        return x * 2
+
+    def second(x):
+        seen.append(torch._dynamo.config.optimize_ddp)
+        return x * 2
+
+    calls = [compile_dynamo(torch._dynamo.disable(function), "eager")[0] for function in (first, second)]
+    with ThreadPoolExecutor(2) as pool:
+        outer = pool.submit(calls[0], torch.ones(2))
+        started.wait(20)
+        pool.submit(calls[1], torch.ones(2)).result()
+        ended.set()
+        outer.result()
+    assert seen == [False]
+    assert [getattr(torch._dynamo.config, name) for name in names] == before

@@ -192,7 +192,8 @@ def compile_step(
         well = well or planner.settings.plan is not None
         if fits and well:
             break
-        over = room if over == 0 else max(over, room)
+        if room < 0:
+            over = room if over == 0 else max(over, room)
         if partitioner.anyway:
             correction = min(0, tried.peak_bytes - step.plan.peak_bytes)
         elif not partitioner.is_plain:
@@ -204,6 +205,11 @@ def compile_step(
         plainly = False
     if best is None and refusal is not None and not budget:
         raise refusal
+    if best is None and over == 0:
+        raise BudgetError(
+            f"the device ran out of memory in trying out steps that would fit into {format_bytes(budget)}: give a "
+            "budget that is there, or budget='auto', which asks what is free"
+        )
     if best is None:
         raise BudgetError(
             f"no compiled step was found within {format_bytes(budget)}: {format_bytes(budget - over)} would have been "

@@ -9,8 +9,10 @@ import copy
 import itertools
 import operator
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -75,6 +77,9 @@ def compile_dynamo(
     settings = {
         "fail_on_recompile_limit_hit": True,
         "recompile_limit": max(RECOMPILE_LIMIT, torch._dynamo.config.recompile_limit),
+        "accumulated_recompile_limit": max(
+            torch._dynamo.config.accumulated_recompile_limit, torch._dynamo.config.recompile_limit
+        ),
         "skip_nnmodule_hook_guards": False,
         "allow_unspec_int_on_nn_module": True,
         "optimize_ddp": False,
@@ -82,7 +87,7 @@ def compile_dynamo(
     }
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        with torch._dynamo.config.patch(settings):
+        with _dynamo_set(settings):
             try:
                 return compiled(*args, **kwargs)
             except torch._dynamo.exc.FailOnRecompileLimitHit as problem:
@@ -97,6 +102,44 @@ def compile_dynamo(
         set_code_exec_strategy(step.__code__, FrameExecStrategy(FrameAction.DEFAULT, FrameAction.DEFAULT))
 
     return call, look_again
+
+
+_setting = threading.Lock()
+_calls: list[dict[str, Any]] = []
+"""What each planned call that runs now found Dynamo set to."""
+
+
+@contextmanager
+def _dynamo_set(settings: dict[str, Any]) -> Iterator[None]:
+    """Dynamo so set, until the last of the calls that overlap ends: in torch 2.11 settings are for all threads."""
+    if not _set_for_all():
+        with torch._dynamo.config.patch(settings):
+            yield
+        return
+    config: Any = torch._dynamo.config
+    with _setting:
+        _calls.append(_calls[0] if _calls else {name: getattr(config, name) for name in settings})
+        _assign(config, settings)
+    try:
+        yield
+    finally:
+        with _setting:
+            before = _calls.pop()
+            if not _calls:
+                _assign(config, before)
+
+
+def _assign(config: Any, settings: dict[str, Any]) -> None:
+    for name, value in settings.items():
+        setattr(config, name, value)
+
+
+@cache
+def _set_for_all() -> bool:
+    """Whether another thread sees what Dynamo is set to in this one."""
+    config: Any = torch._dynamo.config
+    with config.patch(recompile_limit=config.recompile_limit + 1), ThreadPoolExecutor(1) as other:
+        return bool(other.submit(lambda: config.recompile_limit).result() == config.recompile_limit)
 
 
 def called_plainly(module: nn.Module) -> Callable[..., Any]:
@@ -270,7 +313,7 @@ def is_profiled() -> bool:
 
 def is_open(profiler: torch.autograd.profiler.profile) -> bool:
     """Whether it has begun and not ended; one that is warming up does not count as running."""
-    return bool(profiler.entered and profiler.kineto_results is None)
+    return bool(getattr(profiler, "entered", False) and profiler.kineto_results is None)  # one switched off has neither
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
@@ -290,6 +333,11 @@ def has_storage(tensor: torch.Tensor) -> bool:
     except Exception:  # a subclass may refuse in any way
         return False
     return True
+
+
+def subclasses_aside() -> AbstractContextManager[None]:
+    """Ask tensors of any class as tensors: a class may refuse to say even where it is."""
+    return torch._C.DisableTorchFunctionSubclass()
 
 
 def storage_key(tensor: torch.Tensor) -> int:

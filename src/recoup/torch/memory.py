@@ -13,7 +13,14 @@ from typing import Any
 import torch
 
 from recoup.errors import BudgetError, CaptureError
-from recoup.torch.internals import allocated_and_released, has_storage, is_fake, is_open, is_profiled
+from recoup.torch.internals import (
+    allocated_and_released,
+    has_storage,
+    is_fake,
+    is_open,
+    is_profiled,
+    subclasses_aside,
+)
 
 BLOCK = 512  # CUDA's allocator hands out multiples of this
 MIB = 2**20
@@ -87,10 +94,11 @@ def is_on(place: torch.device, device: torch.device) -> bool:
 def live_bytes(tensors: Iterable[torch.Tensor], device: torch.device) -> int:
     """Bytes of the storages behind these tensors that are on the device, each counted once."""
     storages: dict[int, int] = {}
-    for tensor in tensors:
-        if is_on(tensor.device, device) and has_storage(tensor):
-            storage = tensor.untyped_storage()
-            storages[storage.data_ptr()] = allocated_size(storage.nbytes(), device)
+    with subclasses_aside():
+        for tensor in tensors:
+            if is_on(tensor.device, device) and has_storage(tensor):
+                storage = tensor.untyped_storage()
+                storages[storage.data_ptr()] = allocated_size(storage.nbytes(), device)
     return sum(storages.values())
 
 
@@ -113,7 +121,8 @@ def _instances(kind: type) -> list[Any]:
         kinds += type.__subclasses__(known)
     seen: list[Any] = []
     see: Iterator[Any] = filter(None, map(seen.extend, map(gc.get_objects, (None,))))
-    choose = compress(seen, map(set(kinds).__contains__, map(type, seen)))
+    found = set(map(object.__hash__, kinds)).__contains__  # a class may have a hash of its own, or none
+    choose = compress(seen, map(found, map(object.__hash__, map(type, seen))))
     forget: Iterator[Any] = filter(None, starmap(seen.clear, ((),)))
     with all_in_sight():
         return list(chain(see, choose, forget))

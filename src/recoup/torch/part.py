@@ -21,8 +21,9 @@ from recoup.torch.memory import allocated_size, is_on
 from recoup.torch.planning import StepPlanner
 from recoup.torch.progress import Reporter
 from recoup.torch.scalars import read_scalars
-from recoup.torch.session import Session
+from recoup.torch.session import Session, hundredths
 
+VARIANTS = 512  # how many shapes, or values of numbers, a part is compiled for before the first is forgotten
 _compiling = threading.RLock()
 """Planning, which measures, is not for several threads at a time."""
 
@@ -55,6 +56,8 @@ class Part:
         self.ends_early = graph_break(module)
         self.share_later = 0.5 if self.ends_early and not session.only_plan else 0.0
         """Share of the memory above the resident part that is left to parts that run after this one."""
+        self.most_share = 1.0
+        """More than this cannot be left to them."""
         self.later_gradients = 0
         """Bytes of gradients that those have made when this one's backward begins."""
         self._leaves: list[weakref.ref[torch.Tensor]] = []
@@ -101,8 +104,10 @@ class Part:
         with _compiling:
             if self._most and any(map(has_maximum, args)) and not session.only_plan:
                 self._compile_largest(args, device)
-            variant = self._compile(args, device, session.resident(device, args, anew=True))
+            variant = self._compile_sharing(args, device)
         self.variants.setdefault(self._key(args), []).append(variant)
+        if len(self.variants) > VARIANTS:
+            del self.variants[next(iter(self.variants))]
         return variant
 
     def _key(self, args: Sequence[Any]) -> Any:
@@ -117,18 +122,28 @@ class Part:
             return
         largest = [_enlarged(arg, sizes[index]) if index in sizes else arg for index, arg in enumerate(args)]
         try:
-            self._compile(largest, device, self.session.resident(device, largest, anew=True))
+            self._compile_sharing(largest, device)
         except BudgetError as problem:
             marked = ", ".join(str(sizes[index]) for index in sizes if isinstance(args[index], torch.Tensor))
             raise BudgetError(f"{problem}; this is for the largest sizes that were marked: {marked}") from None
         self._most = {}
+
+    def _compile_sharing(self, args: Sequence[Any], device: torch.device) -> Variant:
+        """Compile it, and leave less to later parts if it does not fit otherwise."""
+        while True:
+            try:
+                return self._compile(args, device, self.session.resident(device, args, anew=True))
+            except BudgetError:
+                if not self.share_later:
+                    raise
+                self.share_later = self.most_share = hundredths(self.share_later / 2)
 
     def _compile(self, args: Sequence[Any], device: torch.device, resident: int) -> Variant:
         session = self.session
         mode = session.mode(device)
         module = self.scalars.fixed(args)
         drawn = random.getstate()  # what is imported and run from here on may draw, too
-        known = session.known.setdefault(device, [])
+        known = session.known.get(device, [])
         with Reporter(session.settings.verbose) as reporter:
             planner = StepPlanner(
                 session.settings,
@@ -165,7 +180,7 @@ class Part:
             return Variant(function, 2**62, None)
         if session.only_plan:
             raise Planned(step.plan)
-        known.append(step)
+        session.remember(device, step)
         return Variant(function, step.resident, step.plan, step.need)
 
 

@@ -26,13 +26,19 @@ if TYPE_CHECKING:
 SCANS = 64  # how many different sights of memory are remembered: parts of a program, with and without gradients
 TRUSTED = 100  # how often one is taken for granted before memory is looked at again
 _optimizer_tensors: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
-"""How many tensors each optimizer holds, to notice when that changes."""
+"""How many tensors each optimizer holds."""
+_optimizer_changes = 0
+"""How often that has changed."""
 
 
 def _count_state(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     states = optimizer.state.values()
     things = (thing for state in states for thing in (state.values() if isinstance(state, dict) else (state,)))
-    _optimizer_tensors[optimizer] = sum(len(thing) if isinstance(thing, list) else 1 for thing in things)
+    held = sum(len(thing) if isinstance(thing, list) else 1 for thing in things)
+    if held != _optimizer_tensors.get(optimizer):
+        global _optimizer_changes
+        _optimizer_tensors[optimizer] = held
+        _optimizer_changes += 1
 
 
 register_optimizer_step_post_hook(_count_state)
@@ -75,8 +81,16 @@ class Session:
         gradients = [part.new_gradients() for part in self.ran]
         for index, part in reversed(list(enumerate(self.ran))):
             share = sum(needs[index + 1 :]) / sum(needs[index:])
-            part.share_later = math.floor(100 * share) / 100  # a little more is no new plan, and some is left to all
+            part.share_later = min(part.most_share, hundredths(share))  # a little more is no new plan
             part.later_gradients = sum(gradients[index + 1 :])
+
+    def remember(self, device: torch.device, step: StepPlan) -> None:
+        """A plan, in place of the same one for something smaller."""
+        known = self.known.setdefault(device, [])
+        steps = step.plan.schedule.steps()
+        same = [other for other in known if other.plan.schedule.steps() == steps]
+        if all(_size(other) < _size(step) for other in same):
+            known[:] = [other for other in known if other not in same] + [step]
 
     def device(self, args: Sequence[Any]) -> torch.device:
         """The accelerator that holds most of the inputs' bytes; the CPU only where there is none."""
@@ -113,7 +127,7 @@ class Session:
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
         grads = [arg.grad for arg in tensors if arg.is_leaf and arg.grad is not None]
         sizes = live_bytes(tensors, device), live_bytes(grads, device)
-        token = (sizes, tuple(_optimizer_tensors.values()), tuple(id(part.current) for part in self.ran))
+        token = (sizes, _optimizer_changes, tuple(id(part.current) for part in self.ran))
         seen = self._scanned.get(token)
         if anew or seen is None or seen[1] == TRUSTED:
             if len(self._scanned) >= SCANS:
@@ -136,3 +150,12 @@ class Session:
     def note(self, text: str) -> None:
         """Tell the user."""
         warnings.warn(text, RecoupWarning, stacklevel=2)
+
+
+def _size(step: StepPlan) -> int:
+    return sum(value.bytes for value in step.plan.graph.values)
+
+
+def hundredths(share: float) -> float:
+    """Rounded down, so that some is left to all."""
+    return math.floor(100 * share) / 100

@@ -88,9 +88,10 @@ class Session:
         """A plan, in place of the same one for something smaller."""
         known = self.known.setdefault(device, [])
         steps = step.plan.schedule.steps()
+        others = [other for other in known if other.plan.schedule.steps() != steps]
         same = [other for other in known if other.plan.schedule.steps() == steps]
         if all(_size(other) < _size(step) for other in same):
-            known[:] = [other for other in known if other not in same] + [step]
+            known[:] = [*others, step]
 
     def device(self, args: Sequence[Any]) -> torch.device:
         """The accelerator that holds most of the inputs' bytes; the CPU only where there is none."""

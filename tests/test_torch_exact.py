@@ -53,11 +53,12 @@ def check(name, share, cache, autocast=False):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
             return call(model, inputs)
 
-    fraction = tight(step, made.inputs, share, cache, SHARES[share])
+    fraction = tight(step, made.inputs, share, cache, SHARES[share] + 0.1 * autocast)
     del ballast
     recoup.optimize(model, budget=fraction, cache=cache, **{**QUICK, "time_limit": 3.0})
     assert_same(train(name, model, made, autocast), theirs, f"{name} at {fraction:.3f}")
-    if share < 1 and name not in NOTHING_TO_SAVE:
+    # Where the CPU has no bfloat16 a convolution unfolds its input, for a small network more than all the rest.
+    if share < 1 and name not in NOTHING_TO_SAVE and not (autocast and fraction == 1.0):
         assert repeats(model) > 0
 
 

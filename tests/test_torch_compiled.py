@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from recoup.torch import compiled, internals, planning, profile
 from recoup.torch.compiled import _as_measured
 from recoup.torch.corrections import Corrections
 from recoup.torch.memory import measure_peak, resident_bytes
-from recoup.torch.models import MODELS, Example, example
+from recoup.torch.models import MODELS, example
 from tests.torch_helpers import QUICK, repeats, well_conditioned
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -281,17 +280,6 @@ def train(model, made) -> tuple[list[float], list[torch.Tensor]]:
     return losses, [tensor.clone() for tensor in left]
 
 
-def doubled(made: Example) -> Example:
-    """The same step in float64."""
-    inputs = [tensor.double() if tensor.is_floating_point() else tensor for tensor in made.inputs]
-    return replace(made, model=copy.deepcopy(made.model).double(), inputs=tuple(inputs))
-
-
-def draws(model: nn.Module) -> bool:
-    """Whether random numbers are drawn, which are others in float64."""
-    return any(isinstance(module, nn.Dropout | nn.Dropout2d) and module.p > 0 for module in model.modules())
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("share", [1.0, 0.8, 0.6])
 @pytest.mark.parametrize("name", MODELS)
@@ -302,9 +290,6 @@ def test_every_model_as_plain_compiled(tmp_path, name, share):
     plain = copy.deepcopy(well_conditioned(made.model))
     plain.compile()
     theirs = train(plain, made)
-    exact = theirs[1]
-    if not draws(made.model):
-        exact = train(doubled(made).model, doubled(made))[1]
     resident = resident_bytes(CPU)
     peak = measure_peak(lambda: made.loss(plain(*made.inputs)).backward(), CPU)
     parameters, inputs = (
@@ -323,10 +308,9 @@ def test_every_model_as_plain_compiled(tmp_path, name, share):
         except recoup.BudgetError:
             budget = int(1.15 * budget)
     assert share > 0.6 or repeats(model) > 0 or budget > first  # VGG: one convolution's backward is nearly all
-    assert ours[0] == pytest.approx(theirs[0], rel=1e-4)
-    for mine, yours, true in zip(ours[1], theirs[1], exact, strict=True):
-        rounding = 2 * (yours - true).double().norm()  # how PyTorch's own benchmarks judge Inductor
-        assert (mine - true).double().norm() <= rounding + 1e-3 * true.double().norm() + NOTHING
+    assert ours[0] == pytest.approx(theirs[0], rel=1e-5)
+    for mine, yours in zip(ours[1], theirs[1], strict=True):
+        assert (mine - yours).double().norm() <= 1e-4 * yours.double().norm() + NOTHING
     assert measure_peak(lambda: made.loss(model(*made.inputs)).backward(), CPU) <= budget
 
 

@@ -62,6 +62,31 @@ def test_algorithms_that_are_others_in_each_process(tmp_path, monkeypatch):
     assert run(16) == (times, 0)  # in this one they were tried
 
 
+def test_algorithms_that_are_others_in_each_thread(tmp_path, monkeypatch):
+    """They are tried where the step will run them: on a GPU the backward has a thread of its own, unless one traces."""
+    measure, threaded = recoup.torch.profile._measure, {}
+
+    def measure_on(node, *rest):
+        seen = threaded.setdefault(node.name, [])
+        seen.append(torch._C._is_multithreading_enabled())
+        return replace(measure(node, *rest), workspace=100 * len(seen))
+
+    monkeypatch.setattr(recoup.torch.profile, "_measure", measure_on)
+    monkeypatch.setattr(recoup.torch.profile, "_has_algorithms", lambda key, _: "convolution" in key)
+    monkeypatch.setattr(recoup.torch.profile, "_workspaces", {})
+    model = net()
+    recoup.optimize(model, budget="1GiB", cache=tmp_path, **QUICK)
+    train(model, images(), steps=1)
+    backward = {name for name in threaded if name.startswith("convolution_backward")}
+    forward = {name for name in threaded if name.startswith("convolution")} - backward
+    assert backward
+    assert forward
+    assert all(threaded[name] == [True] for name in backward)
+    assert all(threaded[name] == [False, True] for name in forward)
+    workspaces = {op.id: op.workspace for op in recoup.plans(model)[0].graph.ops}
+    assert {workspaces[name] for name in forward} == {200}
+
+
 def test_a_plan_is_known_whatever_the_workspaces_are():
     graph = chain(3)
 

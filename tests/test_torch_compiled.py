@@ -100,6 +100,57 @@ def test_what_is_made_again_is_not_fused_across_places(tmp_path, monkeypatch):
     assert max(map(len, kept)) == 1  # and no kernel is at two
 
 
+@torch.library.custom_op("recoup_tests::scratched", mutates_args=())
+def scratched(x: torch.Tensor) -> torch.Tensor:
+    """A kernel that Inductor knows nothing about, with a workspace of eight times its input."""
+    x.new_empty(8 * x.numel())
+    return x.clone()
+
+
+scratched.register_fake(torch.empty_like)
+
+
+class Scratched(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return scratched(gradient)
+
+
+class Gated(nn.Module):
+    """Two products, whose gradients are there at the same time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x):
+        return self.left(x).tanh() * self.right(x).tanh()
+
+
+def test_no_dead_buffer_is_kept_for_a_later_one(tmp_path, monkeypatch):
+    """Inductor would, across a kernel whose workspace it does not know."""
+    torch.manual_seed(0)
+    body = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(8)))
+    before, reuse = nn.Sequential(Gated(), Gated()), inductor_config.allow_buffer_reuse
+    tried, measure = [], compiled._measured
+    monkeypatch.setattr(compiled, "_measured", lambda *args: tried.append(measure(*args)) or tried[-1])
+    monkeypatch.setattr(compiled, "PLAIN", 0.0)  # never PyTorch's own split
+    planned = []
+    monkeypatch.setattr(compiled, "_as_measured", lambda plan, peak: planned.append(plan) or _as_measured(plan, peak))
+
+    @recoup.optimize(budget="1GiB", cache=tmp_path, **COMPILED)
+    def step(x):
+        return body(Scratched.apply(before(x))).square().mean()
+
+    step(torch.randn(1024, 64)).backward()
+    assert tried[0][0] == pytest.approx(planned[0].peak_bytes, rel=0.005)
+    assert inductor_config.allow_buffer_reuse == reuse
+
+
 class Writes(nn.Module):
     """A forward that writes to a buffer after reading it, and to a parameter."""
 

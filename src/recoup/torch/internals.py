@@ -494,6 +494,7 @@ class _PlannedPartitioner(CustomPartitionerFn):
         halves = self._partition(gm, num_fwd_outputs)
         if halves is None:
             return min_cut_rematerialization_partition(gm, joint_inputs, num_fwd_outputs=num_fwd_outputs, **options)
+        inductor_config.allow_buffer_reuse = False  # it keeps dead buffers for later ones, unaware of workspaces
         return halves
 
     def __deepcopy__(self, _memo: Any) -> _PlannedPartitioner:
@@ -573,6 +574,7 @@ def compile_inductor(module: fx.GraphModule, args: Sequence[Any], partition: Par
     fresh = fx.GraphModule(module, copy.deepcopy(module.graph))
     planned = inductor_config.patch(
         custom_partitioner_fn=_PlannedPartitioner(partition),
+        allow_buffer_reuse=inductor_config.allow_buffer_reuse,
         layout_optimization=inductor_config.layout_optimization,
         force_layout_optimization=inductor_config.force_layout_optimization,
     )

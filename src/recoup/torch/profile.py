@@ -17,6 +17,7 @@ from recoup.errors import RecoupError
 from recoup.torch.costs import Cost, signature, tensors_of
 from recoup.torch.estimate import estimate
 from recoup.torch.internals import communicates, real_tensors
+from recoup.torch.joint import from_tangents
 from recoup.torch.memory import allocation_curve, refuse_profilers, resident_bytes
 from recoup.torch.store import Store, library_versions
 
@@ -25,8 +26,9 @@ REPEATS = 5
 SECONDS = 0.02  # spent timing one op, beyond its first repeat
 
 Listener = Callable[[int, int], None]
-_workspaces: dict[tuple[str, str, str], int] = {}
-"""Of the algorithms that cuDNN has chosen in this process, by device, library versions and key of the convolution."""
+_workspaces: dict[tuple[str, str, str, bool], int] = {}
+"""Of the algorithms that cuDNN has chosen in this process, by device, library versions and key of the convolution; also
+by whether the forward runs it."""
 
 
 def profile(nodes: Iterable[fx.Node], store: Store, listen: Listener, channels_last: bool = False) -> dict[str, Cost]:
@@ -39,8 +41,11 @@ def profile(nodes: Iterable[fx.Node], store: Store, listen: Listener, channels_l
     """
     device = store.device
     versions = library_versions()
+    nodes = list(nodes)
     distinct = {signature(node): node for node in nodes}
-    here = {key: (str(device), versions, _key(key, channels_last)) for key in distinct}
+    late = from_tangents(nodes[0].graph) if nodes else set()
+    forward = {signature(node) for node in nodes if node not in late}
+    here = {key: (str(device), versions, _key(key, channels_last), key in forward) for key in distinct}
     costs = {
         key: replace(found, workspace=_workspaces.get(here[key], found.workspace))
         for key in distinct
@@ -56,12 +61,13 @@ def profile(nodes: Iterable[fx.Node], store: Store, listen: Listener, channels_l
     with real_tensors(device):
         for count, (key, node) in enumerate(missing):
             listen(count, len(missing))
-            measured = _measure(node, device, channels_last) or costs.get(key) or estimate(node, store.rates())
+            measure = partial(_measure, node, device, channels_last)
+            tries = _has_algorithms(key, device)
+            found = _on_threads(device, measure, key in forward) if tries else measure()
+            measured = found or costs.get(key) or estimate(node, store.rates())
             if library_versions() != versions:
                 break
-            if _has_algorithms(key, device):
-                again = _in_backward(device, partial(_measure, node, device, channels_last)) or measured
-                measured = replace(measured, workspace=max(measured.workspace, again.workspace))
+            if tries:
                 _workspaces[here[key]] = measured.workspace
             if key in costs:
                 costs[key] = replace(costs[key], workspace=measured.workspace)
@@ -70,7 +76,7 @@ def profile(nodes: Iterable[fx.Node], store: Store, listen: Listener, channels_l
                 store.remember(_key(key, channels_last), measured)
     if library_versions() != versions:  # on some CPUs PyTorch gives up oneDNN for good at its first bfloat16 product
         store.reload()
-        return profile(distinct.values(), store, listen, channels_last)
+        return profile(nodes, store, listen, channels_last)
     if missing:
         listen(len(missing), len(missing))
     store.save()
@@ -82,10 +88,17 @@ def _has_algorithms(signature: str, device: torch.device) -> bool:
     return device.type == "cuda" and torch.backends.cudnn.benchmark and "convolution" in signature
 
 
+def _on_threads(device: torch.device, measure: Callable[[], Cost | None], in_forward: bool) -> Cost | None:
+    """Where the op will run: in the forward, or not, and in the backward, where everything may run again."""
+    found = [measure() if in_forward else None, _in_backward(device, measure)]
+    costs = [cost for cost in found if cost is not None]
+    return replace(costs[0], workspace=max(cost.workspace for cost in costs)) if costs else None
+
+
 def _in_backward(device: torch.device, measure: Callable[[], Cost | None]) -> Cost | None:
-    """On the thread on which autograd runs the backward of what lies on the device."""
+    """On the thread on which autograd runs the backward of what lies on the device; not so while AOTAutograd traces."""
     found: list[Cost | None] = []
-    with torch.enable_grad():
+    with torch.enable_grad(), torch.autograd.set_multithreading_enabled(True):
         result = torch.zeros((), device=device, requires_grad=True).clone()
         result.register_hook(lambda _: found.append(measure()))
         result.backward()

@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.convert_frame import compile_lock
 
 import recoup
+import recoup.torch.compiled
 import recoup.torch.planning
 import recoup.torch.profile
 from recoup.generators import chain
@@ -53,36 +55,40 @@ def test_algorithms_that_are_others_in_each_process(tmp_path, monkeypatch):
         return [op.time for op in graph.ops], len(measured)
 
     monkeypatch.setattr(recoup.torch.profile, "_has_algorithms", lambda key, _: "convolution" in key)
-    monkeypatch.setattr(recoup.torch.profile, "_workspaces", {})
+    monkeypatch.setattr(recoup.torch.profile, "_tried", {})
     times, everything = run(0)
-    recoup.torch.profile._workspaces.clear()  # another process
+    recoup.torch.profile._tried.clear()  # another process
     again, convolutions = run(16)
     assert again == times
     assert 0 < convolutions < everything
     assert run(16) == (times, 0)  # in this one they were tried
 
 
-def test_algorithms_that_are_others_in_each_thread(tmp_path, monkeypatch):
-    """They are tried where the step will run them: on a GPU the backward has a thread of its own, unless one traces."""
-    measure, threaded = recoup.torch.profile._measure, {}
+@pytest.mark.parametrize("mode", ["eager", "inductor"])
+def test_algorithms_that_are_others_in_each_thread(tmp_path, monkeypatch, mode):
+    """Tried where the step will run them, and not while it is traced: a backward has no thread of its own then,
+    and waiting for that thread could be forever."""
+    measure, measured = recoup.torch.profile._measure, {}
 
-    def measure_on(node, *rest):
-        seen = threaded.setdefault(node.name, [])
-        seen.append(torch._C._is_multithreading_enabled())
-        return replace(measure(node, *rest), workspace=100 * len(seen))
+    def measure_here(node, *rest):
+        count = measured[node.name] = measured.get(node.name, 0) + 1
+        if node.name.startswith("convolution"):
+            assert torch._C._is_multithreading_enabled()
+            assert not compile_lock._is_owned()
+        return replace(measure(node, *rest), workspace=100 * count)
 
-    monkeypatch.setattr(recoup.torch.profile, "_measure", measure_on)
+    monkeypatch.setattr(recoup.torch.profile, "_measure", measure_here)
     monkeypatch.setattr(recoup.torch.profile, "_has_algorithms", lambda key, _: "convolution" in key)
-    monkeypatch.setattr(recoup.torch.profile, "_workspaces", {})
+    monkeypatch.setattr(recoup.torch.profile, "_tried", {})
+    monkeypatch.setattr(recoup.torch.compiled, "PLAIN", 0.0)  # never PyTorch's own split
     model = net()
-    recoup.optimize(model, budget="1GiB", cache=tmp_path, **QUICK)
+    recoup.optimize(model, budget="1GiB", cache=tmp_path, **(QUICK | {"compile": mode}))
     train(model, images(), steps=1)
-    backward = {name for name in threaded if name.startswith("convolution_backward")}
-    forward = {name for name in threaded if name.startswith("convolution")} - backward
+    backward = {name for name in measured if name.startswith("convolution_backward")}
+    forward = {name for name in measured if name in ("convolution", "convolution_1")}
     assert backward
-    assert forward
-    assert all(threaded[name] == [True] for name in backward)
-    assert all(threaded[name] == [False, True] for name in forward)
+    assert {measured[name] for name in backward} == {1}
+    assert {measured[name] for name in forward} == {2}
     workspaces = {op.id: op.workspace for op in recoup.plans(model)[0].graph.ops}
     assert {workspaces[name] for name in forward} == {200}
 

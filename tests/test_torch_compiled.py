@@ -147,7 +147,7 @@ def test_no_dead_buffer_is_kept_for_a_later_one(tmp_path, monkeypatch):
         return body(Scratched.apply(before(x))).square().mean()
 
     step(torch.randn(1024, 64)).backward()
-    assert tried[0][0] == pytest.approx(planned[0].peak_bytes, rel=0.005)
+    assert tried[0][0] == pytest.approx(planned[0].peak_bytes, abs=30_000)  # of 121,536 that would be kept
     assert inductor_config.allow_buffer_reuse == reuse
 
 

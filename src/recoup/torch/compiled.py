@@ -32,6 +32,7 @@ from recoup.torch.internals import (
 from recoup.torch.joint import ARRIVAL, from_tangents, read_joint
 from recoup.torch.memory import live_bytes, measure_peak
 from recoup.torch.planning import StepPlan, StepPlanner, known_by
+from recoup.torch.profile import with_algorithms
 from recoup.torch.rewrite import are_leaves, copy_gradients, order_products, split_convolutions
 from recoup.torch.rng import INDUCTOR
 from recoup.torch.split import split
@@ -157,7 +158,7 @@ def compile_step(
         )
         function = None
         try:
-            function = compile_inductor(module, args, partitioner)
+            function = with_algorithms(partial(compile_inductor, module, args, partitioner))
         except _IsKnown:
             pass
         except BudgetError as problem:

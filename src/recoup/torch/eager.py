@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch import fx
@@ -11,6 +12,7 @@ from recoup.torch.costs import signature
 from recoup.torch.internals import compile_joint
 from recoup.torch.joint import read_joint
 from recoup.torch.planning import StepPlan, StepPlanner
+from recoup.torch.profile import with_algorithms
 from recoup.torch.rewrite import are_leaves, copy_gradients, order_products, split_convolutions, use_best_batch_norm
 from recoup.torch.rng import EAGER
 from recoup.torch.split import split
@@ -36,5 +38,5 @@ def compile_step(
         made.append(step)
         return split(joint, [str(step) for step in made[0].plan.schedule.steps()], EAGER)
 
-    function = compile_joint(module, args, partition)
+    function = with_algorithms(partial(compile_joint, module, args, partition))
     return function, made[0] if made else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -26,9 +26,31 @@ REPEATS = 5
 SECONDS = 0.02  # spent timing one op, beyond its first repeat
 
 Listener = Callable[[int, int], None]
-_workspaces: dict[tuple[str, str, str, bool], int] = {}
-"""Of the algorithms that cuDNN has chosen in this process, by device, library versions and key of the convolution; also
-by whether the forward runs it."""
+_tried: dict[tuple[str, str, str, bool], Cost] = {}
+"""Convolutions with the algorithms that cuDNN has chosen in this process, by device, library versions, key, and whether
+the forward runs them, too."""
+
+
+class Untried(Exception):  # noqa: N818
+    """While a step is traced: there are convolutions for which cuDNN has yet to try its algorithms."""
+
+    def __init__(self, measure: Callable[[], None]) -> None:
+        super().__init__("cuDNN has algorithms to try")
+        self.measure = measure
+
+
+def with_algorithms(trace: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    """What ``trace`` returns, once cuDNN has tried the algorithms of what is in it, and it was traced again.
+
+    Not meanwhile: AOTAutograd keeps a backward on the thread that calls it, and a lock is held that somebody else's
+    backward, on the thread on which it would run, may be waiting for.
+    """
+    while True:
+        try:
+            return trace()
+        except Untried as found:
+            measure = found.measure
+        measure()
 
 
 def profile(nodes: Iterable[fx.Node], store: Store, listen: Listener, channels_last: bool = False) -> dict[str, Cost]:
@@ -37,7 +59,7 @@ def profile(nodes: Iterable[fx.Node], store: Store, listen: Listener, channels_l
     ``channels_last`` measures convolutions in that layout, which Inductor chooses for most networks. Where cuDNN tries
     its algorithms it may choose others in each process: the seconds are those of before, so that the plan is, too, and
     the workspace is that of now. Each thread has its own choice, and the backward runs on another than the forward: the
-    larger workspace counts. The step will not try them again.
+    larger workspace counts. The step will not try them again. That is for :func:`with_algorithms` to see to.
     """
     device = store.device
     versions = library_versions()
@@ -45,35 +67,27 @@ def profile(nodes: Iterable[fx.Node], store: Store, listen: Listener, channels_l
     distinct = {signature(node): node for node in nodes}
     late = from_tangents(nodes[0].graph) if nodes else set()
     forward = {signature(node) for node in nodes if node not in late}
-    here = {key: (str(device), versions, _key(key, channels_last), key in forward) for key in distinct}
-    costs = {
-        key: replace(found, workspace=_workspaces.get(here[key], found.workspace))
+    choosing = {
+        key: (str(device), versions, _key(key, channels_last), key in forward)
         for key in distinct
-        if (found := store.cost(_key(key, channels_last))) is not None
+        if _has_algorithms(key, device)
     }
-    missing = [
-        (key, node)
-        for key, node in distinct.items()
-        if key not in costs or (_has_algorithms(key, device) and here[key] not in _workspaces)
-    ]
+    untried = {choice: distinct[key] for key, choice in choosing.items() if choice not in _tried}
+    if untried:
+        raise Untried(partial(_try_algorithms, untried, store, listen, channels_last))
+    costs = {key: found for key in distinct if (found := store.cost(_key(key, channels_last))) is not None}
+    for key, choice in choosing.items():
+        costs[key] = replace(costs.get(key, _tried[choice]), workspace=_tried[choice].workspace)
+    missing = [(key, node) for key, node in distinct.items() if key not in costs]
     if missing and device.type == "cpu":
         refuse_profilers()
     with real_tensors(device):
         for count, (key, node) in enumerate(missing):
             listen(count, len(missing))
-            measure = partial(_measure, node, device, channels_last)
-            tries = _has_algorithms(key, device)
-            found = _on_threads(device, measure, key in forward) if tries else measure()
-            measured = found or costs.get(key) or estimate(node, store.rates())
+            costs[key] = _measure(node, device, channels_last) or estimate(node, store.rates())
             if library_versions() != versions:
                 break
-            if tries:
-                _workspaces[here[key]] = measured.workspace
-            if key in costs:
-                costs[key] = replace(costs[key], workspace=measured.workspace)
-            else:
-                costs[key] = measured
-                store.remember(_key(key, channels_last), measured)
+            store.remember(_key(key, channels_last), costs[key])
     if library_versions() != versions:  # on some CPUs PyTorch gives up oneDNN for good at its first bfloat16 product
         store.reload()
         return profile(nodes, store, listen, channels_last)
@@ -83,22 +97,35 @@ def profile(nodes: Iterable[fx.Node], store: Store, listen: Listener, channels_l
     return costs
 
 
+def _try_algorithms(
+    untried: Mapping[tuple[str, str, str, bool], fx.Node], store: Store, listen: Listener, channels_last: bool
+) -> None:
+    """Where they will run: in the forward, or not, and in the backward, where everything may run again."""
+    device = store.device
+    with real_tensors(device):
+        for count, (choice, node) in enumerate(untried.items()):
+            listen(count, len(untried))
+            measure = partial(_measure, node, device, channels_last)
+            threads = [measure() if choice[-1] else None, _in_backward(device, measure)]
+            found = [cost for cost in threads if cost is not None]
+            kept = store.cost(choice[2])
+            cost = found[0] if found else kept or estimate(node, store.rates())
+            _tried[choice] = replace(cost, workspace=max(one.workspace for one in found or [cost]))
+            if kept is None:
+                store.remember(choice[2], _tried[choice])
+    listen(len(untried), len(untried))
+    store.save()
+
+
 def _has_algorithms(signature: str, device: torch.device) -> bool:
     """Whether cuDNN tries several for it, when it first meets it in a process."""
     return device.type == "cuda" and torch.backends.cudnn.benchmark and "convolution" in signature
 
 
-def _on_threads(device: torch.device, measure: Callable[[], Cost | None], in_forward: bool) -> Cost | None:
-    """Where the op will run: in the forward, or not, and in the backward, where everything may run again."""
-    found = [measure() if in_forward else None, _in_backward(device, measure)]
-    costs = [cost for cost in found if cost is not None]
-    return replace(costs[0], workspace=max(cost.workspace for cost in costs)) if costs else None
-
-
 def _in_backward(device: torch.device, measure: Callable[[], Cost | None]) -> Cost | None:
-    """On the thread on which autograd runs the backward of what lies on the device; not so while AOTAutograd traces."""
+    """On the thread on which autograd runs the backward of what lies on the device."""
     found: list[Cost | None] = []
-    with torch.enable_grad(), torch.autograd.set_multithreading_enabled(True):
+    with torch.enable_grad():
         result = torch.zeros((), device=device, requires_grad=True).clone()
         result.register_hook(lambda _: found.append(measure()))
         result.backward()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -26,9 +26,19 @@ REPEATS = 5
 SECONDS = 0.02  # spent timing one op, beyond its first repeat
 
 Listener = Callable[[int, int], None]
-_tried: dict[tuple[str, str, str, bool], Cost] = {}
-"""Convolutions with the algorithms that cuDNN has chosen in this process, by device, library versions, key, and whether
-the forward runs them, too."""
+
+
+class _Choice(NamedTuple):
+    """What cuDNN chooses an algorithm for, once in a process."""
+
+    device: str
+    versions: str
+    key: str
+    in_forward: bool
+    """Or in the backward alone, which runs on another thread."""
+
+
+_tried: dict[_Choice, Cost] = {}
 
 
 class Untried(Exception):  # noqa: N818
@@ -68,7 +78,7 @@ def profile(nodes: Iterable[fx.Node], store: Store, listen: Listener, channels_l
     late = from_tangents(nodes[0].graph) if nodes else set()
     forward = {signature(node) for node in nodes if node not in late}
     choosing = {
-        key: (str(device), versions, _key(key, channels_last), key in forward)
+        key: _Choice(str(device), versions, _key(key, channels_last), key in forward)
         for key in distinct
         if _has_algorithms(key, device)
     }
@@ -97,22 +107,20 @@ def profile(nodes: Iterable[fx.Node], store: Store, listen: Listener, channels_l
     return costs
 
 
-def _try_algorithms(
-    untried: Mapping[tuple[str, str, str, bool], fx.Node], store: Store, listen: Listener, channels_last: bool
-) -> None:
+def _try_algorithms(untried: Mapping[_Choice, fx.Node], store: Store, listen: Listener, channels_last: bool) -> None:
     """Where they will run: in the forward, or not, and in the backward, where everything may run again."""
     device = store.device
     with real_tensors(device):
         for count, (choice, node) in enumerate(untried.items()):
             listen(count, len(untried))
             measure = partial(_measure, node, device, channels_last)
-            threads = [measure() if choice[-1] else None, _in_backward(device, measure)]
+            threads = [measure() if choice.in_forward else None, _in_backward(device, measure)]
             found = [cost for cost in threads if cost is not None]
-            kept = store.cost(choice[2])
+            kept = store.cost(choice.key)
             cost = found[0] if found else kept or estimate(node, store.rates())
             _tried[choice] = replace(cost, workspace=max(one.workspace for one in found or [cost]))
             if kept is None:
-                store.remember(choice[2], _tried[choice])
+                store.remember(choice.key, _tried[choice])
     listen(len(untried), len(untried))
     store.save()
 

@@ -1,5 +1,6 @@
 """What was measured and planned before is found again, in the next process, too, and only where it still holds."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ import recoup.torch.compiled
 import recoup.torch.planning
 import recoup.torch.profile
 from recoup.generators import chain
+from recoup.torch.memory import MIB
 from recoup.torch.store import library_versions
 from tests.test_torch_plans import images, net, never, train
 from tests.torch_helpers import QUICK, tight
@@ -91,6 +93,55 @@ def test_algorithms_that_are_others_in_each_thread(tmp_path, monkeypatch, mode):
     assert {measured[name] for name in forward} == {2}
     workspaces = {op.id: op.workspace for op in recoup.plans(model)[0].graph.ops}
     assert {workspaces[name] for name in forward} == {200}
+
+
+@pytest.mark.parametrize(("mode", "budget"), [("eager", 0.9), ("eager", "1MiB"), ("inductor", "1MiB")])
+def test_algorithms_leave_room_for_a_plan(tmp_path, monkeypatch, mode, budget):
+    """As cuDNN's do: the fastest may need more than the whole budget, and one that runs out of memory is not taken."""
+    measure, rooms, is_limited = recoup.torch.profile._measure, [], []
+
+    @contextmanager
+    def limited_to(size, _):
+        rooms.append(size)
+        is_limited.append(True)
+        yield
+        is_limited.pop()
+
+    def measure_here(node, *rest):
+        return replace(measure(node, *rest), workspace=100 if is_limited else MIB)
+
+    monkeypatch.setattr(recoup.torch.profile, "limited_to", limited_to)
+    monkeypatch.setattr(recoup.torch.profile, "_measure", measure_here)
+    monkeypatch.setattr(recoup.torch.profile, "_has_algorithms", lambda *_: True)
+    monkeypatch.setattr(recoup.torch.profile, "_tried", {})
+    model = net()
+    plan = recoup.plan(model, images(), budget, **(QUICK | {"compile": mode, "cache": tmp_path}))
+    assert {op.workspace for op in plan.graph.ops if op.id.startswith("convolution")} == {100}
+    gradients = sum(parameter.nbytes for parameter in model.parameters())
+    left = [plan.budget_bytes - size - gradients for size in rooms]
+    assert left
+    assert 0 <= min(left) <= max(left) < 1024  # what the forward returns
+
+
+def test_an_op_that_is_too_large_for_the_budget_alone_is_measured_all_the_same(monkeypatch):
+    """What is not enough is for the plan to say."""
+    sizes, costs = [], [torch.OutOfMemoryError("no room"), recoup.torch.profile.Cost(1.0, 5)]
+
+    @contextmanager
+    def limited_to(size, _):
+        sizes.append(size)
+        yield
+
+    def measure(*_):
+        if isinstance(found := costs.pop(0), Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(recoup.torch.profile, "limited_to", limited_to)
+    monkeypatch.setattr(recoup.torch.profile, "_measure", measure)
+    node = torch.fx.Graph().placeholder("x")
+    assert recoup.torch.profile._measure_within(7, node, torch.device("cpu"), False).workspace == 5
+    assert sizes == [7]
 
 
 def test_a_plan_is_known_whatever_the_workspaces_are():

@@ -1,11 +1,13 @@
 """On a GPU: the same numbers as the plain step within what kernels differ by from run to run, and never over budget."""
 
 import copy
+import threading
 
 import pytest
 import torch
 
 import recoup
+from recoup.torch import profile
 from recoup.torch.memory import measure_peak
 from recoup.torch.models import DenseNet, ResNet, UNet, ViT
 from tests.torch_helpers import repeats, well_conditioned
@@ -106,6 +108,23 @@ def test_the_same_bits_where_kernels_add_in_one_order(monkeypatch, cache, name):
     assert ours[0] == theirs[0]
     assert all(map(torch.equal, ours[1], theirs[1]))
     assert all(map(torch.equal, ours[2], theirs[2]))
+
+
+def test_the_first_planned_step_tries_no_algorithms(monkeypatch, cache):
+    """cuDNN tries them once per thread, with all the workspace there is: the budget would not hold."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    torch.manual_seed(0)
+    make, data = CASES["unet"]
+    model, x = make().to(CUDA), data().to(CUDA)
+    budget = int(SHARE * recoup.plan(model, x, 1.0, compile="eager", cache=cache).peak_bytes)
+    measure, threads = profile._measure, set()
+    monkeypatch.setattr(profile, "_measure", lambda *args: threads.add(threading.get_ident()) or measure(*args))
+    profile._tried.clear()
+    recoup.plan(model, x, budget, compile="eager", cache=cache, time_limit=5)
+    assert len(threads) == 2
+    recoup.optimize(model, budget=budget, compile="eager", cache=cache, time_limit=5)
+    assert measure_peak(lambda: step(model, x), CUDA) <= budget
+    assert repeats(model) > 0
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -116,7 +116,7 @@ class _Partitioner:
     def _costs(self, joint: Any) -> Any:
         store = self.planner.store
         own = [op.node for op in joint.ops if not is_fused_kernel(op)]
-        return fused_costs(joint, self.planner.costs(own, self.channels_last), store.rates())
+        return fused_costs(joint, self.planner.costs(joint, own, self.channels_last), store.rates())
 
 
 @dataclass(frozen=True)

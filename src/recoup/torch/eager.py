@@ -33,7 +33,7 @@ def compile_step(
         joint = read_joint(traced, outputs)
         step = planner.reuse(joint)
         if step is None:
-            measured = planner.costs([op.node for op in joint.ops])
+            measured = planner.costs(joint, [op.node for op in joint.ops])
             step = planner.plan(joint, {op.id: measured[signature(op.node)] for op in joint.ops})
         made.append(step)
         return split(joint, [str(step) for step in made[0].plan.schedule.steps()], EAGER)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -197,11 +198,21 @@ class StepPlanner:
             joint, costs, self.device, around, between=between, later_gradients=self.later_gradients, replay=replay
         )
 
-    def costs(self, nodes: Sequence[fx.Node], channels_last: bool = False) -> dict[str, Cost]:
-        """What each signature among the nodes costs: measured here, or estimated for a device that is not."""
+    def costs(self, joint: Joint, nodes: Sequence[fx.Node], channels_last: bool = False) -> dict[str, Cost]:
+        """What each signature among the step's nodes costs: measured here, or estimated for a device that is not."""
         if self.settings.estimate:
             return {signature(node): estimate(node, ABSENT) for node in nodes}
-        return profile(nodes, self.store, self.reporter.measured, channels_last)
+        return profile(nodes, self.store, self.reporter.measured, partial(self._room_alone, joint), channels_last)
+
+    def _room_alone(self, joint: Joint) -> int:
+        """Bytes up to which an op may go alone, with what is around the step: more, and no plan would fit.
+
+        All gradients may be there already, and what is reserved is not yet.
+        """
+        plain = self.plain(joint, {op.id: estimate(op.node, ABSENT) for op in joint.ops})
+        made = {storage for op in joint.ops for storage in op.writes}
+        stays = sum(joint.storages[index].bytes for index in joint.stays & made)
+        return plain.budget - self.settings.reserve_bytes - self.later_gradients - stays
 
     def where(self) -> str:
         """Where a plan was measured: hardware, then what the numbers depend on."""

@@ -18,7 +18,7 @@ from recoup.torch.costs import Cost, signature, tensors_of
 from recoup.torch.estimate import estimate
 from recoup.torch.internals import communicates, real_tensors
 from recoup.torch.joint import from_tangents
-from recoup.torch.memory import allocation_curve, refuse_profilers, resident_bytes
+from recoup.torch.memory import allocation_curve, limited_to, refuse_profilers, resident_bytes
 from recoup.torch.store import Store, library_versions
 
 WARM_UP = 2  # runs that are not timed: a convolution tries its algorithms in the first, its workspace is that of all
@@ -26,6 +26,7 @@ REPEATS = 5
 SECONDS = 0.02  # spent timing one op, beyond its first repeat
 
 Listener = Callable[[int, int], None]
+Room = Callable[[], int]
 
 
 class _Choice(NamedTuple):
@@ -63,13 +64,16 @@ def with_algorithms(trace: Callable[[], Callable[..., Any]]) -> Callable[..., An
         measure()
 
 
-def profile(nodes: Iterable[fx.Node], store: Store, listen: Listener, channels_last: bool = False) -> dict[str, Cost]:
+def profile(
+    nodes: Iterable[fx.Node], store: Store, listen: Listener, room: Room, channels_last: bool = False
+) -> dict[str, Cost]:
     """The cost of every signature among the nodes, from the store or measured now; estimated where it cannot run.
 
     ``channels_last`` measures convolutions in that layout, which Inductor chooses for most networks. Where cuDNN tries
     its algorithms it may choose others in each process: the seconds are those of before, so that the plan is, too, and
     the workspace is that of now. Each thread has its own choice, and the backward runs on another than the forward: the
-    larger workspace counts. The step will not try them again. That is for :func:`with_algorithms` to see to.
+    larger workspace counts. The step will not try them again. That is for :func:`with_algorithms` to see to. It chooses
+    among those that need no more than ``room`` bytes, with all that is there.
     """
     device = store.device
     versions = library_versions()
@@ -84,7 +88,7 @@ def profile(nodes: Iterable[fx.Node], store: Store, listen: Listener, channels_l
     }
     untried = {choice: distinct[key] for key, choice in choosing.items() if choice not in _tried}
     if untried:
-        raise Untried(partial(_try_algorithms, untried, store, listen, channels_last))
+        raise Untried(partial(_try_algorithms, untried, store, listen, room(), channels_last))
     costs = {key: found for key in distinct if (found := store.cost(_key(key, channels_last))) is not None}
     for key, choice in choosing.items():
         costs[key] = replace(costs.get(key, _tried[choice]), workspace=_tried[choice].workspace)
@@ -100,20 +104,22 @@ def profile(nodes: Iterable[fx.Node], store: Store, listen: Listener, channels_l
             store.remember(_key(key, channels_last), costs[key])
     if library_versions() != versions:  # on some CPUs PyTorch gives up oneDNN for good at its first bfloat16 product
         store.reload()
-        return profile(nodes, store, listen, channels_last)
+        return profile(nodes, store, listen, room, channels_last)
     if missing:
         listen(len(missing), len(missing))
     store.save()
     return costs
 
 
-def _try_algorithms(untried: Mapping[_Choice, fx.Node], store: Store, listen: Listener, channels_last: bool) -> None:
+def _try_algorithms(
+    untried: Mapping[_Choice, fx.Node], store: Store, listen: Listener, room: int, channels_last: bool
+) -> None:
     """Where they will run: in the forward, or not, and in the backward, where everything may run again."""
     device = store.device
     with real_tensors(device):
         for count, (choice, node) in enumerate(untried.items()):
             listen(count, len(untried))
-            measure = partial(_measure, node, device, channels_last)
+            measure = partial(_measure_within, room, node, device, channels_last)
             threads = [measure() if choice.in_forward else None, _in_backward(device, measure)]
             found = [cost for cost in threads if cost is not None]
             kept = store.cost(choice.key)
@@ -123,6 +129,18 @@ def _try_algorithms(untried: Mapping[_Choice, fx.Node], store: Store, listen: Li
                 store.remember(choice.key, _tried[choice])
     listen(len(untried), len(untried))
     store.save()
+
+
+def _measure_within(room: int, node: fx.Node, device: torch.device, channels_last: bool) -> Cost | None:
+    """With no more memory than that, if the op itself fits into it: an algorithm that needs more is none for the step.
+
+    cuDNN looks among those that work in half as much when a workspace cannot be had.
+    """
+    try:
+        with limited_to(room, device):
+            return _measure(node, device, channels_last)
+    except torch.OutOfMemoryError:
+        return _measure(node, device, channels_last)
 
 
 def _has_algorithms(signature: str, device: torch.device) -> bool:

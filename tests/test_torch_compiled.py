@@ -219,6 +219,32 @@ def test_a_plan_that_comes_again_costs_no_attempt_as_long_as_nothing_fits(tmp_pa
     assert len(asked) == compiled.MOST_PLANS
 
 
+def test_a_fraction_is_of_what_the_plain_step_was_found_to_take(tmp_path, monkeypatch):
+    """Where it was tried: all of it is always enough. Bytes are bytes."""
+    measure, found = compiled._measured, []
+
+    def more(*args):
+        peak, seconds = measure(*args)
+        found.append(int(1.2 * peak))
+        return found[-1], seconds
+
+    monkeypatch.setattr(compiled, "_measured", more)
+    model, x = blocks(), torch.randn(1024, 32)
+    plan = recoup.plan(model, x, 1.0, cache=tmp_path, **COMPILED)
+    assert len(plan.schedule) == len(plan.graph.ops)
+    assert plan.peak_bytes == plan.budget_bytes == found[-1]
+    recoup.optimize(model, budget=1.0, cache=tmp_path, **COMPILED)
+    run(model, x, steps=1)
+    assert repeats(model) == 0
+    assert recoup.plans(model)[0].peak_bytes == found[-1]
+    assert len(found) == 2
+    budget = int(0.8 * found[-1])
+    model = recoup.optimize(blocks(), budget=budget, cache=tmp_path, **COMPILED)
+    run(model, x, steps=1)
+    assert repeats(model) > 0
+    assert recoup.plans(model)[0].peak_bytes <= budget
+
+
 def test_a_device_with_less_than_the_budget(tmp_path, monkeypatch):
     def run_out(*args):
         raise torch.OutOfMemoryError("CUDA out of memory")

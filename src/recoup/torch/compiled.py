@@ -185,6 +185,10 @@ def compile_step(
             return function, step
         else:
             tried = known[partitioner.steps] = _try_out(function, args, step, planner, partitioner.written)
+        if not step.repeats and math.isfinite(tried.seconds):
+            planner = planner.measured_plain(step, tried.peak_bytes)
+            step = step.within(max(step.budget, planner.floor))
+            tried = replace(tried, step=step)
         budget, room = step.budget, tried.room
         fits = room >= 0 and math.isfinite(tried.seconds)
         if fits and (best is None or tried.seconds < best.seconds):

@@ -51,6 +51,11 @@ class StepPlan:
         """Whether anything is recomputed."""
         return len(self.plan.schedule) > len(self.plan.graph.ops)
 
+    def within(self, budget: int) -> StepPlan:
+        """The same under another budget."""
+        plan = self.plan if self.plan.budget_bytes is None else replace(self.plan, budget_bytes=budget)
+        return replace(self, plan=plan, budget=budget)
+
 
 @dataclass(frozen=True)
 class StepPlanner:
@@ -191,6 +196,11 @@ class StepPlanner:
         judged = simulate(graph, schedule)
         plan = Plan(graph, schedule, judged.cost, judged.peak_bytes, method="plain", profiled_on=self.where())
         return StepPlan(plan, budget, self.resident, peak - self.resident)
+
+    def measured_plain(self, step: StepPlan, peak_bytes: int) -> StepPlanner:
+        """With a budget that is at least its fraction of what the plain step took, which may be more than predicted."""
+        peak = step.need + self.resident + peak_bytes - step.plan.peak_bytes
+        return replace(self, floor=max(self.floor, resolve_budget(self.budget, peak) or 0))
 
     def _graph(self, joint: Joint, costs: Mapping[str, Cost], budget: int, around: int, replay: bool = True) -> Graph:
         between = int(self.share_later * max(0, budget - self.resident))

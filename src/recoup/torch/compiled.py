@@ -19,6 +19,7 @@ from recoup.judge import simulate
 from recoup.planfile import Plan
 from recoup.schedule import Schedule
 from recoup.torch.corrections import Corrections
+from recoup.torch.costs import Cost
 from recoup.torch.fusion import folded_nodes, fused_costs, is_fused_kernel
 from recoup.torch.internals import (
     argument,
@@ -29,7 +30,7 @@ from recoup.torch.internals import (
     prefers_channels_last,
     written_input,
 )
-from recoup.torch.joint import ARRIVAL, from_tangents, read_joint
+from recoup.torch.joint import ARRIVAL, Joint, from_tangents, read_joint
 from recoup.torch.memory import live_bytes, measure_peak
 from recoup.torch.planning import StepPlan, StepPlanner, known_by
 from recoup.torch.profile import with_algorithms
@@ -106,17 +107,22 @@ class _Partitioner:
         if self.correction is None:
             known = self.planner.store.recall(self.key)
             self.learned, self.correction = known is not None, sum(known or [self.planner.hint])
-        self.step = reused or planner.plan(joint, self._costs(joint), self.correction)
+        self.step = reused or self._plan(planner, joint, self.correction)
         self.steps = tuple(str(step) for step in self.step.plan.schedule.steps())
         if self.steps in self.known:
             raise _IsKnown
         lay_out_convolutions(self.channels_last)
         return split(joint, self.steps, INDUCTOR)
 
-    def _costs(self, joint: Any) -> Any:
+    def _plan(self, planner: StepPlanner, joint: Joint, correction: int) -> StepPlan:
+        costs = self._costs(joint)
+        planner.make_room(joint, costs, self.channels_last)
+        return planner.plan(joint, costs, correction)
+
+    def _costs(self, joint: Joint) -> dict[str, Cost]:
         store = self.planner.store
         own = [op.node for op in joint.ops if not is_fused_kernel(op)]
-        return fused_costs(joint, self.planner.costs(joint, own, self.channels_last), store.rates())
+        return fused_costs(joint, self.planner.costs(own, self.channels_last), store.rates())
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,10 @@ def compile_step(
         joint = read_joint(traced, outputs)
         step = planner.reuse(joint)
         if step is None:
-            measured = planner.costs(joint, [op.node for op in joint.ops])
-            step = planner.plan(joint, {op.id: measured[signature(op.node)] for op in joint.ops})
+            measured = planner.costs([op.node for op in joint.ops])
+            costs = {op.id: measured[signature(op.node)] for op in joint.ops}
+            planner.make_room(joint, costs)
+            step = planner.plan(joint, costs)
         made.append(step)
         return split(joint, [str(step) for step in made[0].plan.schedule.steps()], EAGER)
 

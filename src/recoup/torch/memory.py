@@ -76,13 +76,10 @@ def resident_bytes(device: torch.device) -> int:
 
 @contextmanager
 def limited_to(size: int, device: torch.device) -> Iterator[None]:
-    """PyTorch's allocator may have no more than ``size`` bytes of a CUDA device; it runs out of memory sooner."""
-    if device.type != "cuda":
-        yield
-        return
+    """PyTorch's allocator may have no more than ``size`` bytes of the CUDA device; it runs out of memory sooner."""
     before = torch.cuda.get_per_process_memory_fraction(device)
     total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(max(0.0, min(before, size / total)), device)
+    torch.cuda.set_per_process_memory_fraction(min(before, size / total), device)
     try:
         yield
     finally:

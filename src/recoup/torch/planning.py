@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from recoup.errors import BudgetError, PlanError, ScheduleError
 from recoup.graph import Graph
 from recoup.judge import simulate
 from recoup.planfile import Plan
+from recoup.planners.floor import memory_floor
 from recoup.schedule import Schedule
 from recoup.solving import SMALLEST_BUDGET_SECONDS, solve
 from recoup.torch.costs import Cost, signature, tensors_of
@@ -22,7 +22,7 @@ from recoup.torch.difference import difference
 from recoup.torch.estimate import ABSENT, estimate
 from recoup.torch.joint import ARRIVAL, Joint, JointOp
 from recoup.torch.memory import allocated_size
-from recoup.torch.profile import profile
+from recoup.torch.profile import choose_again, profile
 from recoup.torch.progress import Reporter
 from recoup.torch.rng import CPU_STATE_BYTES
 from recoup.torch.settings import Settings
@@ -208,21 +208,25 @@ class StepPlanner:
             joint, costs, self.device, around, between=between, later_gradients=self.later_gradients, replay=replay
         )
 
-    def costs(self, joint: Joint, nodes: Sequence[fx.Node], channels_last: bool = False) -> dict[str, Cost]:
-        """What each signature among the step's nodes costs: measured here, or estimated for a device that is not."""
+    def costs(self, nodes: Sequence[fx.Node], channels_last: bool = False) -> dict[str, Cost]:
+        """What each signature among the nodes costs: measured here, or estimated for a device that is not."""
         if self.settings.estimate:
             return {signature(node): estimate(node, ABSENT) for node in nodes}
-        return profile(nodes, self.store, self.reporter.measured, partial(self._room_alone, joint), channels_last)
+        return profile(nodes, self.store, self.reporter.measured, channels_last)
 
-    def _room_alone(self, joint: Joint) -> int:
-        """Bytes up to which an op may go alone, with what is around the step: more, and no plan would fit.
-
-        All gradients may be there already, and what is reserved is not yet.
-        """
-        plain = self.plain(joint, {op.id: estimate(op.node, ABSENT) for op in joint.ops})
-        made = {storage for op in joint.ops for storage in op.writes}
-        stays = sum(joint.storages[index].bytes for index in joint.stays & made)
-        return plain.budget - self.settings.reserve_bytes - self.later_gradients - stays
+    def make_room(self, joint: Joint, costs: Mapping[str, Cost], channels_last: bool = False) -> None:
+        """See that no algorithm of cuDNN's breaks the budget alone, if there are others."""
+        budget, less = self.plain(joint, costs).budget, dict(costs)
+        rooms: dict[str, int] = {}
+        while (floor := memory_floor(self._graph(joint, less, budget, self.resident))).bytes > budget:
+            room = less[floor.op].workspace - (floor.bytes - budget) if floor.op in less else -1
+            if room < 0:
+                return
+            rooms[floor.op] = room
+            less[floor.op] = replace(less[floor.op], workspace=room)
+        nodes = {op.node: rooms.get(op.id) for op in joint.ops}
+        if rooms:
+            choose_again(nodes, self.store, self.reporter.measured, channels_last)
 
     def where(self) -> str:
         """Where a plan was measured: hardware, then what the numbers depend on."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,9 +26,9 @@ from recoup.torch.store import Store, library_versions
 WARM_UP = 2  # runs that are not timed: a convolution tries its algorithms in the first, its workspace is that of all
 REPEATS = 5
 SECONDS = 0.02  # spent timing one op, beyond its first repeat
+LESS = 0.9  # of the workspace within which an algorithm was last chosen: for more than this it is not chosen again
 
 Listener = Callable[[int, int], None]
-Room = Callable[[], int]
 
 
 class _Choice(NamedTuple):
@@ -40,6 +42,8 @@ class _Choice(NamedTuple):
 
 
 _tried: dict[_Choice, Cost] = {}
+_rooms: dict[_Choice, int] = {}
+"""Bytes of workspace within which a choice had to be made again."""
 
 
 class Untried(Exception):  # noqa: N818
@@ -64,34 +68,25 @@ def with_algorithms(trace: Callable[[], Callable[..., Any]]) -> Callable[..., An
         measure()
 
 
-def profile(
-    nodes: Iterable[fx.Node], store: Store, listen: Listener, room: Room, channels_last: bool = False
-) -> dict[str, Cost]:
+def profile(nodes: Iterable[fx.Node], store: Store, listen: Listener, channels_last: bool = False) -> dict[str, Cost]:
     """The cost of every signature among the nodes, from the store or measured now; estimated where it cannot run.
 
     ``channels_last`` measures convolutions in that layout, which Inductor chooses for most networks. Where cuDNN tries
     its algorithms it may choose others in each process: the seconds are those of before, so that the plan is, too, and
     the workspace is that of now. Each thread has its own choice, and the backward runs on another than the forward: the
-    larger workspace counts. The step will not try them again. That is for :func:`with_algorithms` to see to. It chooses
-    among those that need no more than ``room`` bytes, with all that is there.
+    larger workspace counts. The step will not try them again. That is for :func:`with_algorithms` to see to.
     """
     device = store.device
     versions = library_versions()
     nodes = list(nodes)
     distinct = {signature(node): node for node in nodes}
-    late = from_tangents(nodes[0].graph) if nodes else set()
-    forward = {signature(node) for node in nodes if node not in late}
-    choosing = {
-        key: _Choice(str(device), versions, _key(key, channels_last), key in forward)
-        for key in distinct
-        if _has_algorithms(key, device)
-    }
-    untried = {choice: distinct[key] for key, choice in choosing.items() if choice not in _tried}
+    choices = _choices(nodes, device, channels_last)
+    untried = {choice: (distinct[key], None) for key, choice in choices.items() if choice not in _tried}
     if untried:
-        raise Untried(partial(_try_algorithms, untried, store, listen, room(), channels_last))
+        raise Untried(partial(_try_algorithms, untried, store, listen, channels_last))
     costs = {key: found for key in distinct if (found := store.cost(_key(key, channels_last))) is not None}
-    for key, choice in choosing.items():
-        costs[key] = replace(costs.get(key, _tried[choice]), workspace=_tried[choice].workspace)
+    for key, choice in choices.items():
+        costs[key] = replace(store.cost(_kept_as(choice)) or _tried[choice], workspace=_tried[choice].workspace)
     missing = [(key, node) for key, node in distinct.items() if key not in costs]
     if missing and device.type == "cpu":
         refuse_profilers()
@@ -104,43 +99,71 @@ def profile(
             store.remember(_key(key, channels_last), costs[key])
     if library_versions() != versions:  # on some CPUs PyTorch gives up oneDNN for good at its first bfloat16 product
         store.reload()
-        return profile(nodes, store, listen, room, channels_last)
+        return profile(nodes, store, listen, channels_last)
     if missing:
         listen(len(missing), len(missing))
     store.save()
     return costs
 
 
+def choose_again(
+    nodes: Mapping[fx.Node, int | None], store: Store, listen: Listener, channels_last: bool = False
+) -> None:
+    """Have cuDNN choose algorithms with workspaces of no more than so many bytes, where a number is given.
+
+    For :func:`with_algorithms`. Nothing happens if one of them has no algorithms to choose from, which leaves nothing
+    that fits, nor if all were asked for as little before.
+    """
+    choices = _choices(nodes, store.device, channels_last)
+    less: dict[_Choice, tuple[fx.Node, int]] = {}
+    for node, room in nodes.items():
+        if room is not None:
+            choice = choices.get(signature(node))
+            if choice is None:
+                return
+            less[choice] = (node, min(room, less.get(choice, (node, room))[1]))
+    less = {choice: one for choice, one in less.items() if one[1] < LESS * _rooms.get(choice, math.inf)}
+    if less:
+        raise Untried(partial(_try_algorithms, less, store, listen, channels_last))
+
+
+def _choices(nodes: Iterable[fx.Node], device: torch.device, channels_last: bool) -> dict[str, _Choice]:
+    """What cuDNN has algorithms for, by signature."""
+    nodes, versions = list(nodes), library_versions()
+    late = from_tangents(nodes[0].graph) if nodes else set()
+    forward = {signature(node) for node in nodes if node not in late}
+    return {
+        key: _Choice(str(device), versions, _key(key, channels_last), key in forward)
+        for key in map(signature, nodes)
+        if _has_algorithms(key, device)
+    }
+
+
 def _try_algorithms(
-    untried: Mapping[_Choice, fx.Node], store: Store, listen: Listener, room: int, channels_last: bool
+    untried: Mapping[_Choice, tuple[fx.Node, int | None]], store: Store, listen: Listener, channels_last: bool
 ) -> None:
     """Where they will run: in the forward, or not, and in the backward, where everything may run again."""
     device = store.device
     with real_tensors(device):
-        for count, (choice, node) in enumerate(untried.items()):
+        for count, (choice, (node, room)) in enumerate(untried.items()):
             listen(count, len(untried))
-            measure = partial(_measure_within, room, node, device, channels_last)
+            measure = partial(_measure, node, device, channels_last, room)
             threads = [measure() if choice.in_forward else None, _in_backward(device, measure)]
             found = [cost for cost in threads if cost is not None]
-            kept = store.cost(choice.key)
+            if room is not None:
+                _rooms[choice] = room
+            kept = store.cost(_kept_as(choice))
             cost = found[0] if found else kept or estimate(node, store.rates())
             _tried[choice] = replace(cost, workspace=max(one.workspace for one in found or [cost]))
             if kept is None:
-                store.remember(choice.key, _tried[choice])
+                store.remember(_kept_as(choice), _tried[choice])
     listen(len(untried), len(untried))
     store.save()
 
 
-def _measure_within(room: int, node: fx.Node, device: torch.device, channels_last: bool) -> Cost | None:
-    """With no more memory than that, if the op itself fits into it: an algorithm that needs more is none for the step.
-
-    cuDNN looks among those that work in half as much when a workspace cannot be had.
-    """
-    try:
-        with limited_to(room, device):
-            return _measure(node, device, channels_last)
-    except torch.OutOfMemoryError:
-        return _measure(node, device, channels_last)
+def _kept_as(choice: _Choice) -> str:
+    """What the store knows its seconds by: in less memory they are others."""
+    return f"{choice.key} in less" if choice in _rooms else choice.key
 
 
 def _has_algorithms(signature: str, device: torch.device) -> bool:
@@ -162,8 +185,11 @@ def _key(signature: str, channels_last: bool) -> str:
     return f"{signature} channels last" if channels_last and "convolution" in signature else signature
 
 
-def _measure(node: fx.Node, device: torch.device, channels_last: bool) -> Cost | None:
-    """None if the op does not run on made-up inputs, or not without other processes."""
+def _measure(node: fx.Node, device: torch.device, channels_last: bool, room: int | None = None) -> Cost | None:
+    """None if the op does not run on made-up inputs, or not without other processes.
+
+    With a ``room`` cuDNN chooses again first, among algorithms that work in so many bytes.
+    """
     if communicates(node):
         return None
     try:
@@ -172,6 +198,8 @@ def _measure(node: fx.Node, device: torch.device, channels_last: bool) -> Cost |
         def run() -> Any:
             return node.target(*args, **kwargs)  # type: ignore[operator]
 
+        if room is not None:
+            _choose_within(room, run, node, device)
         for _ in range(WARM_UP):
             run()
         return _measure_cuda(run, device, args, kwargs) if device.type == "cuda" else _measure_cpu(run, args, kwargs)
@@ -179,6 +207,20 @@ def _measure(node: fx.Node, device: torch.device, channels_last: bool) -> Cost |
         raise
     except (RuntimeError, TypeError, ValueError, IndexError, KeyError, NotImplementedError, AttributeError):
         return None
+
+
+def _choose_within(room: int, run: Callable[[], Any], node: fx.Node, device: torch.device) -> None:
+    """Run it with no more memory than that, besides what it returns.
+
+    An algorithm that cannot have its workspace makes cuDNN look for another, which it keeps. Whether there was one is
+    for the measurement to see.
+    """
+    sizes = [tensor.untyped_storage().nbytes() for tensor in tensors_of(node.meta["val"])]
+    returned = [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
+    torch.cuda.empty_cache()
+    del returned  # its place is left to what the op returns: the limit is for what PyTorch takes from the device
+    with limited_to(torch.cuda.memory_reserved(device) + room, device), suppress(RuntimeError):
+        run()
 
 
 def _measure_cpu(run: Callable[[], Any], *given: Any) -> Cost:

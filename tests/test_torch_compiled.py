@@ -388,6 +388,7 @@ def test_every_model_as_plain_compiled(tmp_path, name, share):
     assert ours[0] == pytest.approx(theirs[0], rel=1e-5)
     for mine, yours in zip(ours[1], theirs[1], strict=True):
         assert (mine - yours).double().norm() <= 1e-4 * yours.double().norm() + NOTHING
+    del ours, mine  # copies that were not there when the step was planned, and on CPU not every call looks for
     assert measure_peak(lambda: made.loss(model(*made.inputs)).backward(), CPU) <= budget
 
 

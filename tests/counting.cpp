@@ -7,7 +7,7 @@
 
 namespace {
 
-std::atomic<int64_t> total{0}, highest{0};
+std::atomic<int64_t> total{0}, highest{0}, lately{0};
 
 constexpr size_t HEADER = 64;  // before the bytes, and says how many they are; kernels want bytes aligned
 
@@ -27,6 +27,7 @@ struct Counting final : c10::Allocator {
     *reinterpret_cast<int64_t*>(block) = static_cast<int64_t>(bytes);
     total += static_cast<int64_t>(bytes);
     highest = std::max(highest.load(), total.load());
+    lately = std::max(lately.load(), total.load());
     return {block + HEADER, block + HEADER, &release, c10::Device(c10::kCPU)};
   }
 
@@ -46,4 +47,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("allocated", [] { return total.load(); });
   module.def("peak", [] { return highest.load(); });
   module.def("reset_peak", [] { highest = total.load(); });
+  module.def("begin", [] { lately = total.load(); });
+  module.def("peak_since", [] { return lately.load(); });
 }

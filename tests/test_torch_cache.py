@@ -8,11 +8,14 @@ from torch import nn
 from torch._dynamo.convert_frame import compile_lock
 
 import recoup
+import recoup.torch.algorithms
 import recoup.torch.compiled
+import recoup.torch.measuring
 import recoup.torch.planning
-import recoup.torch.profile
 from recoup.generators import chain
+from recoup.planners.floor import memory_floor
 from recoup.torch.memory import MIB
+from recoup.torch.models import UNet
 from recoup.torch.store import library_versions
 from tests.test_torch_plans import images, net, never, train
 from tests.torch_helpers import QUICK, tight
@@ -32,20 +35,20 @@ def test_the_second_run_measures_and_solves_nothing(tmp_path, monkeypatch):
 
     first = run()
     monkeypatch.setattr(recoup.torch.planning, "solve", never)
-    monkeypatch.setattr(recoup.torch.profile, "_measure", never)
+    monkeypatch.setattr(recoup.torch.measuring, "measure", never)
     assert run() == first
 
 
 def test_algorithms_that_are_others_in_each_process(tmp_path, monkeypatch):
     """As cuDNN's, where it may try them: the workspace is that of now, the seconds are those of before."""
-    measure, measured = recoup.torch.profile._measure, []
+    measure, measured = recoup.torch.measuring.measure, []
 
     def run(workspace: int):
         def measure_with(node, *rest):
             measured.append(node.name)
             return replace(measure(node, *rest), workspace=workspace)
 
-        monkeypatch.setattr(recoup.torch.profile, "_measure", measure_with)
+        monkeypatch.setattr(recoup.torch.measuring, "measure", measure_with)
         torch._dynamo.reset()
         measured.clear()
         model = net()
@@ -55,10 +58,10 @@ def test_algorithms_that_are_others_in_each_process(tmp_path, monkeypatch):
         assert {op.workspace for op in graph.ops if "convolution" in op.id} == {workspace}
         return [op.time for op in graph.ops], len(measured)
 
-    monkeypatch.setattr(recoup.torch.profile, "_has_algorithms", lambda key, _: "convolution" in key)
-    monkeypatch.setattr(recoup.torch.profile, "_tried", {})
+    monkeypatch.setattr(recoup.torch.algorithms, "_has_algorithms", lambda key, _: "convolution" in key)
+    monkeypatch.setattr(recoup.torch.algorithms, "_tried", {})
     times, everything = run(0)
-    recoup.torch.profile._tried.clear()  # another process
+    recoup.torch.algorithms._tried.clear()  # another process
     again, convolutions = run(16)
     assert again == times
     assert 0 < convolutions < everything
@@ -69,7 +72,7 @@ def test_algorithms_that_are_others_in_each_process(tmp_path, monkeypatch):
 def test_algorithms_that_are_others_in_each_thread(tmp_path, monkeypatch, mode):
     """Tried where the step will run them, and not while it is traced: a backward has no thread of its own then,
     and waiting for that thread could be forever."""
-    measure, measured = recoup.torch.profile._measure, {}
+    measure, measured = recoup.torch.measuring.measure, {}
 
     def measure_here(node, *rest):
         count = measured[node.name] = measured.get(node.name, 0) + 1
@@ -78,9 +81,9 @@ def test_algorithms_that_are_others_in_each_thread(tmp_path, monkeypatch, mode):
             assert not compile_lock._is_owned()
         return replace(measure(node, *rest), workspace=100 * count)
 
-    monkeypatch.setattr(recoup.torch.profile, "_measure", measure_here)
-    monkeypatch.setattr(recoup.torch.profile, "_has_algorithms", lambda key, _: "convolution" in key)
-    monkeypatch.setattr(recoup.torch.profile, "_tried", {})
+    monkeypatch.setattr(recoup.torch.measuring, "measure", measure_here)
+    monkeypatch.setattr(recoup.torch.algorithms, "_has_algorithms", lambda key, _: "convolution" in key)
+    monkeypatch.setattr(recoup.torch.algorithms, "_tried", {})
     monkeypatch.setattr(recoup.torch.compiled, "PLAIN", 0.0)  # never PyTorch's own split
     model = net()
     recoup.optimize(model, budget="1GiB", cache=tmp_path, **(QUICK | {"compile": mode}))
@@ -95,9 +98,9 @@ def test_algorithms_that_are_others_in_each_thread(tmp_path, monkeypatch, mode):
 
 
 @pytest.mark.parametrize(("mode", "budget"), [("eager", 0.8), ("eager", "1MiB"), ("inductor", "1MiB")])
-def test_algorithms_that_break_the_budget_alone_are_chosen_again(tmp_path, monkeypatch, mode, budget):
+def test_algorithms_that_break_the_budget_are_chosen_again(tmp_path, monkeypatch, mode, budget):
     """As cuDNN does where a workspace cannot be had; seconds are those of the algorithm then."""
-    measure, rooms = recoup.torch.profile._measure, []
+    measure, rooms = recoup.torch.measuring.measure, []
 
     def measure_here(node, device, channels_last, room=None):
         cost = replace(measure(node, device, channels_last), workspace=0)
@@ -106,10 +109,10 @@ def test_algorithms_that_break_the_budget_alone_are_chosen_again(tmp_path, monke
         rooms.append(room)
         return replace(cost, seconds=1.0, workspace=2 * MIB) if room is None else replace(cost, seconds=2.0)
 
-    monkeypatch.setattr(recoup.torch.profile, "_measure", measure_here)
-    monkeypatch.setattr(recoup.torch.profile, "_has_algorithms", lambda key, _: "convolution" in key)
-    monkeypatch.setattr(recoup.torch.profile, "_tried", {})
-    monkeypatch.setattr(recoup.torch.profile, "_rooms", {})
+    monkeypatch.setattr(recoup.torch.measuring, "measure", measure_here)
+    monkeypatch.setattr(recoup.torch.algorithms, "_has_algorithms", lambda key, _: "convolution" in key)
+    monkeypatch.setattr(recoup.torch.algorithms, "_tried", {})
+    monkeypatch.setattr(recoup.torch.algorithms, "_rooms", {})
     model, options = net(), QUICK | {"compile": mode, "cache": tmp_path}
     plan = recoup.plan(model, images(), budget, **options)
     ours = [op for op in plan.graph.ops if op.id.startswith("convolution")]
@@ -121,18 +124,40 @@ def test_algorithms_that_break_the_budget_alone_are_chosen_again(tmp_path, monke
     assert rooms == []
 
 
+def test_algorithms_are_chosen_again_where_each_fits_and_no_plan_does(tmp_path, monkeypatch):
+    measure, rooms = recoup.torch.measuring.measure, []
+
+    def measure_here(node, device, channels_last, room=None):
+        rooms.append(room)
+        has_some = node.name.startswith("convolution") and room is None
+        return replace(measure(node, device, channels_last), workspace=2**16 * has_some)
+
+    monkeypatch.setattr(recoup.torch.measuring, "measure", measure_here)
+    monkeypatch.setattr(recoup.torch.algorithms, "_has_algorithms", lambda key, _: "convolution" in key)
+    monkeypatch.setattr(recoup.torch.algorithms, "_tried", {})
+    monkeypatch.setattr(recoup.torch.algorithms, "_rooms", {})
+    model, x = UNet(width=4, depth=3), torch.randn(2, 3, 32, 32)
+    graph = recoup.plan(model, x, 1.0, cache=tmp_path, **QUICK).graph
+    floor, least = memory_floor(graph).bytes, recoup.solve(graph, None, "min-memory").peak_bytes
+    budget = (floor + least) // 2
+    assert set(rooms) == {None}
+    assert floor < budget < least
+    assert recoup.plan(model, x, budget, cache=tmp_path, **QUICK).peak_bytes <= budget
+    assert 0 < min(room for room in rooms if room is not None) < 2**16
+
+
 def test_algorithms_that_there_are_not_in_less(tmp_path, monkeypatch):
     """They are asked for once; then the budget is refused."""
-    measure, rooms = recoup.torch.profile._measure, []
+    measure, rooms = recoup.torch.measuring.measure, []
 
     def measure_here(node, device, channels_last, room=None):
         rooms.append(room)
         return replace(measure(node, device, channels_last), workspace=2 * MIB * (node.name == "convolution"))
 
-    monkeypatch.setattr(recoup.torch.profile, "_measure", measure_here)
-    monkeypatch.setattr(recoup.torch.profile, "_has_algorithms", lambda key, _: "convolution" in key)
-    monkeypatch.setattr(recoup.torch.profile, "_tried", {})
-    monkeypatch.setattr(recoup.torch.profile, "_rooms", {})
+    monkeypatch.setattr(recoup.torch.measuring, "measure", measure_here)
+    monkeypatch.setattr(recoup.torch.algorithms, "_has_algorithms", lambda key, _: "convolution" in key)
+    monkeypatch.setattr(recoup.torch.algorithms, "_tried", {})
+    monkeypatch.setattr(recoup.torch.algorithms, "_rooms", {})
     with pytest.raises(recoup.BudgetError, match="needs 2"):
         recoup.plan(nn.Conv2d(3, 8, 3), images(), "1MiB", cache=tmp_path, **QUICK)
     assert len([room for room in rooms if room is not None]) == 2  # in the forward's thread, and in the backward's
@@ -150,7 +175,7 @@ def test_a_plan_is_known_whatever_the_workspaces_are():
 
 def test_what_was_measured_before_a_library_was_given_up_is_measured_again(tmp_path, monkeypatch):
     """As PyTorch gives up oneDNN at the first product in bfloat16 on a CPU that has none."""
-    honest = recoup.torch.profile._measure
+    honest = recoup.torch.measuring.measure
     measured = []
 
     def failing(node, *rest):
@@ -159,13 +184,13 @@ def test_what_was_measured_before_a_library_was_given_up_is_measured_again(tmp_p
             torch._C._set_mkldnn_enabled(False)
         return honest(node, *rest)
 
-    monkeypatch.setattr(recoup.torch.profile, "_measure", failing)
+    monkeypatch.setattr(recoup.torch.measuring, "measure", failing)
     model, x = net(), images()
     recoup.plan(model, x, 1.0, cache=tmp_path, **QUICK)
     before, after = ([name for name, enabled in measured if enabled == wanted] for wanted in (True, False))
     assert len(before) == 3
     assert set(before) <= set(after)
-    monkeypatch.setattr(recoup.torch.profile, "_measure", never)
+    monkeypatch.setattr(recoup.torch.measuring, "measure", never)
     recoup.plan(model, x, 1.0, cache=tmp_path, **QUICK)
 
 

@@ -11,7 +11,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor.graph import GraphLowering
 
 import recoup
-from recoup.torch import compiled, internals, planning, profile
+from recoup.torch import compiled, internals, measuring, planning
 from recoup.torch.compiled import _as_measured
 from recoup.torch.corrections import Corrections
 from recoup.torch.memory import measure_peak, resident_bytes
@@ -285,8 +285,8 @@ def test_convolutions_are_laid_out_as_in_the_forward(tmp_path, monkeypatch, chan
 
     monkeypatch.setattr(GraphLowering, "decide_layout_opt", staticmethod(decided))
     before = inductor_config.layout_optimization, inductor_config.force_layout_optimization
-    measure = profile._measure
-    monkeypatch.setattr(profile, "_measure", lambda *args: measured.append(args[2]) or measure(*args))
+    measure = measuring.measure
+    monkeypatch.setattr(measuring, "measure", lambda *args: measured.append(args[2]) or measure(*args))
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.Tanh()) for _ in range(6)])
     x = torch.randn(64, 8, 12, 12)

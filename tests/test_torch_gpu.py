@@ -5,9 +5,10 @@ import threading
 
 import pytest
 import torch
+from torch import nn
 
 import recoup
-from recoup.torch import profile
+from recoup.torch import algorithms, measuring
 from recoup.torch.memory import measure_peak
 from recoup.torch.models import DenseNet, ResNet, UNet, ViT
 from tests.torch_helpers import repeats, well_conditioned
@@ -117,14 +118,31 @@ def test_the_first_planned_step_tries_no_algorithms(monkeypatch, cache):
     make, data = CASES["unet"]
     model, x = make().to(CUDA), data().to(CUDA)
     budget = int(SHARE * recoup.plan(model, x, 1.0, compile="eager", cache=cache).peak_bytes)
-    measure, threads = profile._measure, set()
-    monkeypatch.setattr(profile, "_measure", lambda *args: threads.add(threading.get_ident()) or measure(*args))
-    profile._tried.clear()
+    measure, threads = measuring.measure, set()
+    monkeypatch.setattr(measuring, "measure", lambda *args: threads.add(threading.get_ident()) or measure(*args))
+    algorithms._tried.clear()
     recoup.plan(model, x, budget, compile="eager", cache=cache, time_limit=5)
     assert len(threads) == 2
     recoup.optimize(model, budget=budget, compile="eager", cache=cache, time_limit=5)
     assert measure_peak(lambda: step(model, x), CUDA) <= budget
     assert repeats(model) > 0
+
+
+def test_cudnn_chooses_again_where_there_is_no_plan(monkeypatch, cache):
+    """In less memory than what it found fastest works in."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    monkeypatch.setattr(algorithms, "_tried", {})
+    monkeypatch.setattr(algorithms, "_rooms", {})
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Conv2d(64, 64, 3, padding=1) for _ in range(4))).to(CUDA)
+    x = torch.randn(64, 64, 96, 96, device=CUDA)
+    graph = recoup.plan(model, x, 1.0, compile="eager", cache=cache).graph
+    budget = recoup.solve(graph, None, "min-memory").peak_bytes - 2**26
+    recoup.optimize(model, budget=budget, compile="eager", cache=cache, time_limit=5)
+    assert measure_peak(lambda: step(model, x), CUDA) <= budget
+    assert algorithms._rooms
+    workspaces = {op.id: op.workspace for op in recoup.plans(model)[0].graph.ops}
+    assert max(workspaces.values()) < max(op.workspace for op in graph.ops)
 
 
 @pytest.mark.parametrize("name", CASES)

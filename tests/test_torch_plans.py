@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import recoup
+import recoup.torch.measuring
 import recoup.torch.planning
-import recoup.torch.profile
 from tests.torch_helpers import QUICK, assert_same, repeats, state, tight
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -304,7 +304,7 @@ class TestBadInput:
 
 def test_a_plan_for_a_device_that_is_not_here(cache, monkeypatch):
     """Nothing is measured, the estimate is the arithmetic at the stated rates, and the plan is refused for running."""
-    monkeypatch.setattr(recoup.torch.profile, "_measure", None)
+    monkeypatch.setattr(recoup.torch.measuring, "measure", None)
     model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(512, 512), nn.GELU())))
     x = torch.randn(4096, 512)
     plain = recoup.plan(model, x, 1.0, estimate=True, cache=cache)

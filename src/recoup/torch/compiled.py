@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from recoup.graph import Graph
 from recoup.judge import simulate
 from recoup.planfile import Plan
 from recoup.schedule import Schedule
+from recoup.torch.algorithms import with_algorithms
 from recoup.torch.corrections import Corrections
 from recoup.torch.costs import Cost
 from recoup.torch.fusion import folded_nodes, fused_costs, is_fused_kernel
@@ -33,7 +34,6 @@ from recoup.torch.internals import (
 from recoup.torch.joint import ARRIVAL, Joint, from_tangents, read_joint
 from recoup.torch.memory import live_bytes, measure_peak
 from recoup.torch.planning import StepPlan, StepPlanner, known_by
-from recoup.torch.profile import with_algorithms
 from recoup.torch.rewrite import are_leaves, copy_gradients, order_products, split_convolutions
 from recoup.torch.rng import INDUCTOR
 from recoup.torch.split import split
@@ -67,8 +67,10 @@ class _Partitioner:
     planner: StepPlanner
     leaves: list[bool]
     """Which inputs are parameters. (Inductor holds on to its partitioner, so the inputs themselves may not be here.)"""
-    known: Mapping[Steps, _Tried]
+    known: dict[Steps, _Tried]
     """Those that were compiled before are not worth it again."""
+    fits: bool
+    """Whether one of them is within the budget."""
     correction: int | None
     """What to add to the prediction; None for what was learned when this step was last compiled."""
     plainly: bool
@@ -116,8 +118,14 @@ class _Partitioner:
 
     def _plan(self, planner: StepPlanner, joint: Joint, correction: int) -> StepPlan:
         costs = self._costs(joint)
-        planner.make_room(joint, costs, self.channels_last)
-        return planner.plan(joint, costs, correction)
+        try:
+            return planner.plan(joint, costs, correction)
+        except BudgetError as refusal:
+            untried = None if self.fits else planner.make_room(joint, costs, correction, self.channels_last)
+            if untried is None:
+                raise
+            self.known.clear()  # they were tried with other algorithms
+            raise untried from refusal
 
     def _costs(self, joint: Joint) -> dict[str, Cost]:
         store = self.planner.store
@@ -160,7 +168,7 @@ def compile_step(
         if attempts >= (ATTEMPTS if well_used else MOST_ATTEMPTS):
             break
         partitioner = _Partitioner(
-            planner, are_leaves(args), known, correction, plainly, refusal is not None and plainly
+            planner, are_leaves(args), known, best is not None, correction, plainly, refusal is not None and plainly
         )
         function = None
         try:

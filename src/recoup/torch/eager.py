@@ -8,11 +8,12 @@ from typing import Any
 
 from torch import fx
 
+from recoup.errors import BudgetError
+from recoup.torch.algorithms import with_algorithms
 from recoup.torch.costs import signature
 from recoup.torch.internals import compile_joint
 from recoup.torch.joint import read_joint
 from recoup.torch.planning import StepPlan, StepPlanner
-from recoup.torch.profile import with_algorithms
 from recoup.torch.rewrite import are_leaves, copy_gradients, order_products, split_convolutions, use_best_batch_norm
 from recoup.torch.rng import EAGER
 from recoup.torch.split import split
@@ -35,8 +36,10 @@ def compile_step(
         if step is None:
             measured = planner.costs([op.node for op in joint.ops])
             costs = {op.id: measured[signature(op.node)] for op in joint.ops}
-            planner.make_room(joint, costs)
-            step = planner.plan(joint, costs)
+            try:
+                step = planner.plan(joint, costs)
+            except BudgetError as refusal:
+                raise planner.make_room(joint, costs) or refusal from None
         made.append(step)
         return split(joint, [str(step) for step in made[0].plan.schedule.steps()], EAGER)
 

@@ -14,15 +14,15 @@ from recoup.errors import BudgetError, PlanError, ScheduleError
 from recoup.graph import Graph
 from recoup.judge import simulate
 from recoup.planfile import Plan
-from recoup.planners.floor import memory_floor
 from recoup.schedule import Schedule
 from recoup.solving import SMALLEST_BUDGET_SECONDS, solve
+from recoup.torch.algorithms import Untried, choose_again, workspaces
 from recoup.torch.costs import Cost, signature, tensors_of
 from recoup.torch.difference import difference
 from recoup.torch.estimate import ABSENT, estimate
 from recoup.torch.joint import ARRIVAL, Joint, JointOp
 from recoup.torch.memory import allocated_size
-from recoup.torch.profile import choose_again, profile
+from recoup.torch.profile import profile
 from recoup.torch.progress import Reporter
 from recoup.torch.rng import CPU_STATE_BYTES
 from recoup.torch.settings import Settings
@@ -214,19 +214,29 @@ class StepPlanner:
             return {signature(node): estimate(node, ABSENT) for node in nodes}
         return profile(nodes, self.store, self.reporter.measured, channels_last)
 
-    def make_room(self, joint: Joint, costs: Mapping[str, Cost], channels_last: bool = False) -> None:
-        """See that no algorithm of cuDNN's breaks the budget alone, if there are others."""
-        budget, less = self.plain(joint, costs).budget, dict(costs)
+    def make_room(
+        self, joint: Joint, costs: Mapping[str, Cost], correction: int = 0, channels_last: bool = False
+    ) -> Untried | None:
+        """Where there is no plan: have cuDNN choose algorithms in less memory, if there is one with them."""
+        nodes = [op.node for op in joint.ops]
+        taken = workspaces(nodes, self.device, channels_last)
+        if self.settings.plan is not None or not taken:
+            return None
+        least = {
+            op.id: replace(costs[op.id], workspace=costs[op.id].workspace - taken.get(op.node, 0)) for op in joint.ops
+        }
+        budget = self.plain(joint, costs).budget
+        graph = self._graph(joint, least, budget, max(0, self.resident + correction))
+        found = solve(graph, None, "min-memory", time_limit=SMALLEST_BUDGET_SECONDS).schedule
+        assert found is not None
         rooms: dict[str, int] = {}
-        while (floor := memory_floor(self._graph(joint, less, budget, self.resident))).bytes > budget:
-            room = less[floor.op].workspace - (floor.bytes - budget) if floor.op in less else -1
-            if room < 0:
-                return
-            rooms[floor.op] = room
-            less[floor.op] = replace(less[floor.op], workspace=room)
-        nodes = {op.node: rooms.get(op.id) for op in joint.ops}
-        if rooms:
-            choose_again(nodes, self.store, self.reporter.measured, channels_last)
+        for index, memory in zip(found.ops.tolist(), simulate(graph, found).memory.tolist(), strict=True):
+            op = graph.ops[index].id
+            rooms[op] = min(budget - memory, rooms.get(op, budget))
+        if min(rooms.values()) < 0:
+            return None
+        less = {one.node: rooms[one.id] for one in joint.ops if rooms[one.id] < taken.get(one.node, 0)}
+        return choose_again(less, nodes, self.store, self.reporter.measured, channels_last)
 
     def where(self) -> str:
         """Where a plan was measured: hardware, then what the numbers depend on."""

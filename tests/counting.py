@@ -43,8 +43,10 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(runtime.Runtime, "__init__", sees_in_cpp)
     monkeypatch.setattr(journal, "_AT_ONCE", 4)
     counter().start()
-    yield
-    counter().stop()
+    try:
+        yield
+    finally:
+        counter().stop()
 
 
 def listen(monkeypatch: pytest.MonkeyPatch) -> list[str]:

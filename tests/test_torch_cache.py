@@ -97,70 +97,107 @@ def test_algorithms_that_are_others_in_each_thread(tmp_path, monkeypatch, mode):
     assert {workspaces[name] for name in forward} == {200}
 
 
+@pytest.fixture
+def choosing(monkeypatch):
+    """cuDNN played: convolutions have algorithms, and work in so much memory, or as told in how much they are to.
+
+    Returns what they were asked to work in, one for each time; None for anything.
+    """
+    measure, asked = recoup.torch.measuring.measure, []
+
+    def begin(workspace, less=lambda room: 0, seconds=lambda room: 1.0):
+        def measure_here(node, device, channels_last, room=None):
+            cost = replace(measure(node, device, channels_last), workspace=0)
+            if not node.name.startswith("convolution"):
+                return cost
+            asked.append(room)
+            return replace(cost, seconds=seconds(room), workspace=workspace if room is None else less(room))
+
+        monkeypatch.setattr(recoup.torch.measuring, "measure", measure_here)
+        monkeypatch.setattr(recoup.torch.algorithms, "_has_algorithms", lambda key, _: "convolution" in key)
+        monkeypatch.setattr(recoup.torch.algorithms, "_tried", {})
+        monkeypatch.setattr(recoup.torch.algorithms, "_rooms", {})
+        asked.clear()
+        return asked
+
+    return begin
+
+
 @pytest.mark.parametrize(("mode", "budget"), [("eager", 0.8), ("eager", "1MiB"), ("inductor", "1MiB")])
-def test_algorithms_that_break_the_budget_are_chosen_again(tmp_path, monkeypatch, mode, budget):
+def test_algorithms_that_break_the_budget_are_chosen_again(tmp_path, choosing, mode, budget):
     """As cuDNN does where a workspace cannot be had; seconds are those of the algorithm then."""
-    measure, rooms = recoup.torch.measuring.measure, []
-
-    def measure_here(node, device, channels_last, room=None):
-        cost = replace(measure(node, device, channels_last), workspace=0)
-        if not node.name.startswith("convolution"):
-            return cost
-        rooms.append(room)
-        return replace(cost, seconds=1.0, workspace=2 * MIB) if room is None else replace(cost, seconds=2.0)
-
-    monkeypatch.setattr(recoup.torch.measuring, "measure", measure_here)
-    monkeypatch.setattr(recoup.torch.algorithms, "_has_algorithms", lambda key, _: "convolution" in key)
-    monkeypatch.setattr(recoup.torch.algorithms, "_tried", {})
-    monkeypatch.setattr(recoup.torch.algorithms, "_rooms", {})
+    asked = choosing(2 * MIB, seconds=lambda room: 1.0 if room is None else 2.0)
     model, options = net(), QUICK | {"compile": mode, "cache": tmp_path}
     plan = recoup.plan(model, images(), budget, **options)
     ours = [op for op in plan.graph.ops if op.id.startswith("convolution")]
     assert {(op.workspace, op.time) for op in ours} == {(0, 2.0)}
-    assert None in rooms
-    assert 0 < min(room for room in rooms if room is not None) < 2 * MIB
-    rooms.clear()
+    assert None in asked
+    assert 0 < min(room for room in asked if room is not None) < 2 * MIB
+    asked.clear()
     recoup.plan(model, images(), budget, **options)
-    assert rooms == []
+    assert asked == []
 
 
-def test_algorithms_are_chosen_again_where_each_fits_and_no_plan_does(tmp_path, monkeypatch):
-    measure, rooms = recoup.torch.measuring.measure, []
-
-    def measure_here(node, device, channels_last, room=None):
-        rooms.append(room)
-        has_some = node.name.startswith("convolution") and room is None
-        return replace(measure(node, device, channels_last), workspace=2**16 * has_some)
-
-    monkeypatch.setattr(recoup.torch.measuring, "measure", measure_here)
-    monkeypatch.setattr(recoup.torch.algorithms, "_has_algorithms", lambda key, _: "convolution" in key)
-    monkeypatch.setattr(recoup.torch.algorithms, "_tried", {})
-    monkeypatch.setattr(recoup.torch.algorithms, "_rooms", {})
+def test_algorithms_are_chosen_again_where_each_fits_and_no_plan_does(tmp_path, choosing):
+    asked = choosing(2**16)
     model, x = UNet(width=4, depth=3), torch.randn(2, 3, 32, 32)
     graph = recoup.plan(model, x, 1.0, cache=tmp_path, **QUICK).graph
     floor, least = memory_floor(graph).bytes, recoup.solve(graph, None, "min-memory").peak_bytes
     budget = (floor + least) // 2
-    assert set(rooms) == {None}
+    assert set(asked) == {None}
     assert floor < budget < least
     assert recoup.plan(model, x, budget, cache=tmp_path, **QUICK).peak_bytes <= budget
-    assert 0 < min(room for room in rooms if room is not None) < 2**16
+    assert 0 < min(room for room in asked if room is not None) < 2**16
 
 
-def test_algorithms_that_there_are_not_in_less(tmp_path, monkeypatch):
+def test_algorithms_that_there_are_not_in_less(tmp_path, choosing):
     """They are asked for once; then the budget is refused."""
-    measure, rooms = recoup.torch.measuring.measure, []
+    asked = choosing(2 * MIB, less=lambda room: 2 * MIB)
+    for _ in range(2):
+        with pytest.raises(recoup.BudgetError, match="needs 2"):
+            recoup.plan(nn.Conv2d(3, 8, 3), images(), "1MiB", cache=tmp_path, **QUICK)
+    assert len([room for room in asked if room is not None]) == 3  # the forward's on two threads, the backward's on one
 
-    def measure_here(node, device, channels_last, room=None):
-        rooms.append(room)
-        return replace(measure(node, device, channels_last), workspace=2 * MIB * (node.name == "convolution"))
 
-    monkeypatch.setattr(recoup.torch.measuring, "measure", measure_here)
-    monkeypatch.setattr(recoup.torch.algorithms, "_has_algorithms", lambda key, _: "convolution" in key)
-    monkeypatch.setattr(recoup.torch.algorithms, "_tried", {})
-    monkeypatch.setattr(recoup.torch.algorithms, "_rooms", {})
-    with pytest.raises(recoup.BudgetError, match="needs 2"):
-        recoup.plan(nn.Conv2d(3, 8, 3), images(), "1MiB", cache=tmp_path, **QUICK)
-    assert len([room for room in rooms if room is not None]) == 2  # in the forward's thread, and in the backward's
+def test_algorithms_in_ever_less(tmp_path, choosing):
+    """What worked in so much may work in a little less."""
+    choosing(2 * MIB, less=lambda room: room // 2**14 * 2**14)
+    model = net()
+    budgets = [MIB, MIB - 2**15, MIB - 2**16]
+    plans = [recoup.plan(model, images(), budget, cache=tmp_path, **QUICK) for budget in budgets]
+    assert all(plan.peak_bytes <= budget for plan, budget in zip(plans, budgets, strict=True))
+    workspaces = [max(op.workspace for op in plan.graph.ops) for plan in plans]
+    assert workspaces[0] > workspaces[1] > workspaces[2] > MIB // 2
+
+
+def test_a_fraction_stays_what_it_was_when_algorithms_were_chosen_again(tmp_path, choosing):
+    choosing(2 * MIB)
+    plain = recoup.plan(nn.Conv2d(3, 8, 3), images(), 1.0, cache=tmp_path, **QUICK).peak_bytes
+    plan = recoup.plan(nn.Conv2d(3, 8, 3), images(), 0.9, cache=tmp_path, **QUICK)
+    assert plan.budget_bytes == pytest.approx(0.9 * plain, abs=1)
+    assert plan.peak_bytes < plain - MIB
+
+
+def test_a_plan_from_a_file_has_algorithms_chosen_again_too(tmp_path, choosing):
+    choosing(2 * MIB)
+    model, x = net(), images()
+    plan = recoup.plan(model, x, "1MiB", cache=tmp_path, **QUICK)
+    asked = choosing(2 * MIB)  # another process
+    recoup.optimize(model, plan=plan, cache=tmp_path, compile="eager")
+    train(model, x, steps=1)
+    assert {room is None for room in asked} == {True, False}
+    choosing(2 * MIB, less=lambda room: 2 * MIB)
+    torch._dynamo.reset()
+    with pytest.raises(recoup.BudgetError, match="work in more memory"):
+        train(recoup.optimize(net(), plan=plan, cache=tmp_path, compile="eager"), x, steps=1)
+
+
+def test_an_estimate_asks_for_no_algorithms(tmp_path, choosing):
+    asked = choosing(2 * MIB)
+    recoup.plan(net(), images(), 1.0, cache=tmp_path, **QUICK)
+    with pytest.raises(recoup.BudgetError):
+        recoup.plan(net(), images(), "8KiB", cache=tmp_path, estimate=True, **QUICK)
+    assert set(asked) == {None}
 
 
 def test_a_plan_is_known_whatever_the_workspaces_are():

@@ -2,7 +2,8 @@
 
 With ``torch.backends.cudnn.benchmark`` it tries them all when it first meets one, with all the workspace there is. So
 that no step does, it meets every convolution here first, where the step will run it: the forward on the caller's
-thread, the backward, in which everything may run again, on autograd's.
+thread, the backward, in which everything may run again, on autograd's. Where no plan fits with what it chose, it has to
+choose again, in less memory.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from recoup.torch.joint import from_tangents
 from recoup.torch.measuring import measured_as
 from recoup.torch.store import Store, library_versions
 
-LESS = 0.9  # of the workspace within which an algorithm was last chosen: for more than this it is not chosen again
+LESS = 0.9  # of the workspace within which no algorithm was found: for more than this it is not looked for again
 
 Listener = Callable[[int, int], None]
 
@@ -45,7 +46,7 @@ _rooms: dict[_Choice, int] = {}
 
 
 class Untried(Exception):  # noqa: N818
-    """While a step is traced: there are convolutions for which cuDNN has yet to try its algorithms."""
+    """While a step is traced: cuDNN has yet to try its algorithms for some convolutions, or to choose again."""
 
     def __init__(self, measure: Callable[[], None]) -> None:
         super().__init__("cuDNN has algorithms to try")
@@ -84,6 +85,11 @@ def costs(nodes: Iterable[fx.Node], store: Store, listen: Listener, channels_las
     }
 
 
+def has_choices(nodes: Iterable[fx.Node], device: torch.device) -> bool:
+    """Whether cuDNN has algorithms for any of them."""
+    return any(_has_algorithms(signature(node), device) for node in nodes)
+
+
 def workspaces(nodes: Iterable[fx.Node], device: torch.device, channels_last: bool = False) -> dict[fx.Node, int]:
     """Bytes that the chosen algorithms work in, for what there are algorithms to choose from."""
     nodes = list(nodes)
@@ -95,14 +101,20 @@ def workspaces(nodes: Iterable[fx.Node], device: torch.device, channels_last: bo
 def choose_again(
     rooms: Mapping[fx.Node, int], nodes: Iterable[fx.Node], store: Store, listen: Listener, channels_last: bool = False
 ) -> Untried | None:
-    """Has cuDNN choose algorithms that work in so many bytes, once it is raised; None if all were asked for before."""
+    """To be raised: cuDNN is to choose algorithms that work in so many bytes. None if it was asked for that in vain."""
     choices = _choices(nodes, store.device, channels_last)
     less: dict[_Choice, tuple[fx.Node, int]] = {}
     for node, room in rooms.items():
         choice = choices[signature(node)]
         less[choice] = (node, min(room, less.get(choice, (node, room))[1]))
-    less = {choice: one for choice, one in less.items() if one[1] < LESS * _rooms.get(choice, math.inf)}
+    less = {choice: one for choice, one in less.items() if one[1] < _known_in_vain(choice)}
     return Untried(partial(_try, less, store, listen, channels_last)) if less else None
+
+
+def _known_in_vain(choice: _Choice) -> float:
+    """The bytes from which on there is no use in asking for less than what was chosen."""
+    asked = _rooms.get(choice)
+    return math.inf if asked is None or _tried[choice].workspace <= asked else LESS * asked
 
 
 def _choices(nodes: Iterable[fx.Node], device: torch.device, channels_last: bool) -> dict[str, _Choice]:
@@ -141,7 +153,7 @@ def _try(
 
 def _kept_as(choice: _Choice) -> str:
     """What the store knows its seconds by: in less memory they are others."""
-    return f"{choice.key} in less" if choice in _rooms else choice.key
+    return f"{choice.key} in 2**{_rooms[choice].bit_length()} bytes" if choice in _rooms else choice.key
 
 
 def _has_algorithms(signature: str, device: torch.device) -> bool:

@@ -18,7 +18,7 @@ from recoup.graph import Graph
 from recoup.judge import simulate
 from recoup.planfile import Plan
 from recoup.schedule import Schedule
-from recoup.torch.algorithms import with_algorithms
+from recoup.torch.algorithms import Untried, with_algorithms
 from recoup.torch.corrections import Corrections
 from recoup.torch.costs import Cost
 from recoup.torch.fusion import folded_nodes, fused_costs, is_fused_kernel
@@ -106,26 +106,33 @@ class _Partitioner:
         joint = read_joint(traced, outputs, folded_nodes(traced))
         planner = replace(self.planner, budget=self.step.budget)  # a fraction is of the step as PyTorch compiles it
         reused = planner.reuse(joint) if self.plainly else None
-        if self.correction is None:
+        given = self.correction
+        if given is None:
             known = self.planner.store.recall(self.key)
             self.learned, self.correction = known is not None, sum(known or [self.planner.hint])
-        self.step = reused or self._plan(planner, joint, self.correction)
+        try:
+            self.step = reused or self._plan(planner, joint)
+        except Untried:
+            self.correction = given
+            self.known.clear()  # they were tried with other algorithms
+            raise
         self.steps = tuple(str(step) for step in self.step.plan.schedule.steps())
         if self.steps in self.known:
             raise _IsKnown
         lay_out_convolutions(self.channels_last)
         return split(joint, self.steps, INDUCTOR)
 
-    def _plan(self, planner: StepPlanner, joint: Joint, correction: int) -> StepPlan:
-        costs = self._costs(joint)
+    def _plan(self, planner: StepPlanner, joint: Joint) -> StepPlan:
+        costs, correction = self._costs(joint), self.correction or 0
         try:
             return planner.plan(joint, costs, correction)
-        except BudgetError as refusal:
-            untried = None if self.fits else planner.make_room(joint, costs, correction, self.channels_last)
-            if untried is None:
+        except BudgetError:
+            again = None if self.fits else planner.make_room(joint, costs, correction, self.channels_last)
+            if again is None:
                 raise
-            self.known.clear()  # they were tried with other algorithms
-            raise untried from refusal
+            untried, then = again
+            self.planner = replace(self.planner, floor=then.floor, start=then.start)
+            raise untried from None
 
     def _costs(self, joint: Joint) -> dict[str, Cost]:
         store = self.planner.store
@@ -178,6 +185,7 @@ def compile_step(
         except BudgetError as problem:
             if best is not None:
                 break
+            planner = partitioner.planner
             refusal = refusal or problem
             plain = partitioner.step
             if plain is None:
@@ -189,6 +197,7 @@ def compile_step(
                 raise refusal from None
             correction, plainly = corrections.refused(planned, refused), False
             continue
+        planner = partitioner.planner
         attempts += function is not None or best is not None  # as long as nothing fits, only compilations count
         planned = partitioner.correction or 0
         step = partitioner.step

@@ -27,6 +27,7 @@ def compile_step(
     leaves = are_leaves(args)  # AOTAutograd may hold on to its partitioner, so the inputs themselves may not be in it
 
     def partition(traced: fx.GraphModule, outputs: int) -> tuple[fx.GraphModule, fx.GraphModule]:
+        nonlocal planner
         split_convolutions(traced)
         order_products(traced)
         use_best_batch_norm(traced)
@@ -38,8 +39,12 @@ def compile_step(
             costs = {op.id: measured[signature(op.node)] for op in joint.ops}
             try:
                 step = planner.plan(joint, costs)
-            except BudgetError as refusal:
-                raise planner.make_room(joint, costs) or refusal from None
+            except BudgetError:
+                again = planner.make_room(joint, costs)
+                if again is None:
+                    raise
+                untried, planner = again
+                raise untried from None
         made.append(step)
         return split(joint, [str(step) for step in made[0].plan.schedule.steps()], EAGER)
 

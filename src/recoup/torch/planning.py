@@ -16,7 +16,7 @@ from recoup.judge import simulate
 from recoup.planfile import Plan
 from recoup.schedule import Schedule
 from recoup.solving import SMALLEST_BUDGET_SECONDS, solve
-from recoup.torch.algorithms import Untried, choose_again, workspaces
+from recoup.torch.algorithms import Untried, choose_again, has_choices, workspaces
 from recoup.torch.costs import Cost, signature, tensors_of
 from recoup.torch.difference import difference
 from recoup.torch.estimate import ABSENT, estimate
@@ -77,6 +77,8 @@ class StepPlanner:
     hint: int
     """The correction that another compilation of this program needed."""
     reporter: Reporter
+    start: tuple[str, ...] = ()
+    """A schedule to begin from, where it is one of the step and fits."""
 
     @property
     def device(self) -> torch.device:
@@ -149,8 +151,11 @@ class StepPlanner:
     def reuse(self, joint: Joint) -> StepPlan | None:
         """A schedule made for a larger shape, if it is one of the same ops and fits here; the plain one if that fits.
 
-        So a program whose shapes vary is measured and planned for the largest, not for each.
+        So a program whose shapes vary is measured and planned for the largest, not for each. Not where cuDNN would try
+        its algorithms for each.
         """
+        if has_choices((op.node for op in joint.ops), self.device):
+            return None
         for other in reversed(self.known):
             old = {op.id: op for op in other.plan.graph.ops}
             if old.keys() != {op.id for op in joint.ops} | {ARRIVAL}:
@@ -216,27 +221,38 @@ class StepPlanner:
 
     def make_room(
         self, joint: Joint, costs: Mapping[str, Cost], correction: int = 0, channels_last: bool = False
-    ) -> Untried | None:
-        """Where there is no plan: have cuDNN choose algorithms in less memory, if there is one with them."""
+    ) -> tuple[Untried, StepPlanner] | None:
+        """Where there is no plan: have cuDNN choose algorithms in less memory, if there would be one with them.
+
+        What to raise for that, and who plans then: for the same budget, though a fraction of what is needed then may be
+        less, and beginning from the schedule that left room for them.
+        """
         nodes = [op.node for op in joint.ops]
         taken = workspaces(nodes, self.device, channels_last)
-        if self.settings.plan is not None or not taken:
+        if self.settings.estimate or not taken:
             return None
         least = {
             op.id: replace(costs[op.id], workspace=costs[op.id].workspace - taken.get(op.node, 0)) for op in joint.ops
         }
-        budget = self.plain(joint, costs).budget
+        given, budget = self.settings.plan, self.plain(joint, costs).budget
         graph = self._graph(joint, least, budget, max(0, self.resident + correction))
-        found = solve(graph, None, "min-memory", time_limit=SMALLEST_BUDGET_SECONDS).schedule
-        assert found is not None
+        if given is None:
+            found = solve(graph, None, "min-memory", time_limit=SMALLEST_BUDGET_SECONDS).schedule
+            assert found is not None
+            limit = budget
+        else:
+            found, limit = Schedule.of(graph, given.schedule.steps()), min(budget, given.budget_bytes or budget)
         rooms: dict[str, int] = {}
         for index, memory in zip(found.ops.tolist(), simulate(graph, found).memory.tolist(), strict=True):
-            op = graph.ops[index].id
-            rooms[op] = min(budget - memory, rooms.get(op, budget))
+            name = graph.ops[index].id
+            rooms[name] = min(limit - memory, rooms.get(name, limit))
         if min(rooms.values()) < 0:
             return None
-        less = {one.node: rooms[one.id] for one in joint.ops if rooms[one.id] < taken.get(one.node, 0)}
-        return choose_again(less, nodes, self.store, self.reporter.measured, channels_last)
+        less = {op.node: rooms[op.id] for op in joint.ops if rooms[op.id] < taken.get(op.node, 0)}
+        untried = choose_again(less, nodes, self.store, self.reporter.measured, channels_last)
+        if untried is None:
+            return None
+        return untried, replace(self, floor=max(self.floor, budget), start=tuple(map(str, found.steps())))
 
     def where(self) -> str:
         """Where a plan was measured: hardware, then what the numbers depend on."""
@@ -248,18 +264,20 @@ class StepPlanner:
         """A plan from the store or from the planner, or why there is none."""
         settings = self.settings
         key = f"{known_by(graph)} {limit} {settings.planner} {settings.gap} {settings.time_limit}"
-        workspaces = sum(op.workspace for op in graph.ops)
+        total = sum(op.workspace for op in graph.ops)
         kept = self.store.recall(key)
-        if kept and isinstance(kept[0], int) and workspaces >= FALLEN * kept[0]:
+        if kept and isinstance(kept[0], int) and total >= FALLEN * kept[0]:
             plan = _stored(kept[1:], graph, limit)
             if plan is not None:
                 return plan, ""
+        start = _stored(list(self.start) or None, graph, limit)
         solution = solve(
             graph,
             max(0, limit),
             settings.planner,
             time_limit=settings.time_limit,
             gap=settings.gap,
+            start=None if start is None else start.schedule,
             progress=self.reporter.searched,
         )
         in_vain = solution.schedule is None and (solution.smallest_budget or limit + 1) <= limit
@@ -269,7 +287,7 @@ class StepPlanner:
             solution = replace(solve(graph, None, "min-memory", time_limit=SMALLEST_BUDGET_SECONDS), budget_bytes=limit)
         if solution.schedule is None or (solution.peak_bytes or 0) > limit:
             return None, solution.why()
-        self.store.keep(key, [workspaces, *solution.schedule.steps()])
+        self.store.keep(key, [total, *solution.schedule.steps()])
         return Plan.of(solution), ""
 
 
@@ -315,9 +333,13 @@ def _checked(plan: Plan, graph: Graph, here: str) -> Plan:
     schedule = Schedule.of(graph, plan.schedule.steps())
     judged = simulate(graph, schedule)
     if plan.budget_bytes is not None and judged.peak_bytes > plan.budget_bytes:
+        limit = format_bytes(plan.budget_bytes)
+        over = f"its peak would be {format_bytes(judged.peak_bytes)}, over its budget of {limit}"
+        grown = graph.resident_bytes - plan.graph.resident_bytes
+        if judged.peak_bytes - grown > plan.budget_bytes:
+            raise BudgetError(f"operators work in more memory than when the plan was made, and {over}: make another")
         raise BudgetError(
             f"the plan was made with {format_bytes(plan.graph.resident_bytes)} resident; now there are "
-            f"{format_bytes(graph.resident_bytes)}, and its peak would be {format_bytes(judged.peak_bytes)}, over its "
-            f"budget of {format_bytes(plan.budget_bytes)}: make a plan with reserve="
+            f"{format_bytes(graph.resident_bytes)}, and {over}: make a plan with reserve="
         )
     return replace(plan, graph=graph, schedule=schedule, cost=judged.cost, peak_bytes=judged.peak_bytes)

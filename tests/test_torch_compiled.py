@@ -255,6 +255,28 @@ def test_a_device_with_less_than_the_budget(tmp_path, monkeypatch):
         run(model, torch.randn(1024, 32), steps=1)
 
 
+def test_the_best_is_tried_again_where_memory_ran_out(tmp_path, monkeypatch):
+    """cuDNN may have taken to other algorithms then, in less memory."""
+    torch.manual_seed(0)
+    x = torch.randn(1024, 32)
+    budget = int(0.8 * recoup.plan(blocks(), x, 1.0, cache=tmp_path, **COMPILED).peak_bytes)
+    shares, seen = iter([1.2, 0.9, None, 0.85]), []
+
+    def play(*args):
+        share = next(shares)
+        seen.append(share)
+        if share is None:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return int(share * budget), 1.0
+
+    monkeypatch.setattr(compiled, "_measured", play)
+    monkeypatch.setattr(compiled, "MOST_ATTEMPTS", compiled.ATTEMPTS)
+    model = recoup.optimize(blocks(), budget=budget, cache=tmp_path, **COMPILED)
+    run(model, x, steps=1)
+    assert seen == [1.2, 0.9, None, 0.85]
+    assert recoup.plans(model)[0].peak_bytes == int(0.85 * budget)
+
+
 def test_what_happens_outside_counts_when_a_step_is_tried(tmp_path):
     """A loss makes copies of what the model returns; those of the input, to undo the trial, are beside the memory."""
     torch.manual_seed(0)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -155,6 +157,11 @@ class _Tried:
         """Bytes of the budget that it leaves."""
         return self.step.budget - self.peak_bytes
 
+    @property
+    def fits(self) -> bool:
+        """Whether it is within the budget, and the device had room to see."""
+        return self.room >= 0 and math.isfinite(self.seconds)
+
 
 def compile_step(
     module: fx.GraphModule, args: Sequence[Any], planner: StepPlanner
@@ -212,8 +219,12 @@ def compile_step(
             planner = planner.measured_plain(step, tried.peak_bytes)
             step = step.within(max(step.budget, planner.floor))
             tried = replace(tried, step=step)
-        budget, room = step.budget, tried.room
-        fits = room >= 0 and math.isfinite(tried.seconds)
+        budget, room, fits = step.budget, tried.room, tried.fits
+        if best is not None and function is not None and not math.isfinite(tried.seconds):
+            again = _try_out(best.function, args, best.step, planner, partitioner.written)
+            best = (
+                replace(again, correction=best.correction) if again.fits else None
+            )  # cuDNN chose again, in what was left
         if fits and (best is None or tried.seconds < best.seconds):
             best = replace(tried, correction=planned)
         well = partitioner.is_plain or partitioner.learned or room < CLOSE * budget or not step.repeats
@@ -266,14 +277,16 @@ def _try_out(
 ) -> _Tried:
     """Run forward and backward on the caller's own inputs and undo it: no gradient, buffer or random state changes."""
     planner.reporter.say("trying out the compiled step")
-    try:
+    tried: tuple[int, float] | None = None
+    with suppress(torch.OutOfMemoryError):
         room = _Room.of(step.plan.graph)
-        peak, seconds = _measured(partial(_step, function, args, planner.device, room), args, planner.device, written)
-    except torch.OutOfMemoryError:
+        tried = _measured(partial(_step, function, args, planner.device, room), args, planner.device, written)
+    if tried is None:
         peak, seconds = int(step.plan.peak_bytes * (1 + OUT_OF_MEMORY)), math.inf
+        gc.collect()  # the error held on to what was there, in cycles too: the next one is to be measured without
         torch.cuda.empty_cache()
     else:
-        peak += planner.settings.reserve_bytes
+        peak, seconds = tried[0] + planner.settings.reserve_bytes, tried[1]
     planner.reporter.tried(step.plan.peak_bytes, peak, seconds)
     return _Tried(function, step, peak, seconds)
 

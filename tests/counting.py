@@ -30,16 +30,6 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         self._keeper.can_look = True
         self._keeper.allocated = counter().allocated
 
-    run = Lessons.run
-
-    def learns_workspaces(self: Lessons, known: Learned, *call: Any) -> Any:
-        """Where PyTorch's own convolutions run, as on ARM, they take some."""
-        counter().begin()
-        result = run(self, known, *call)
-        known.workspace = max(known.workspace, counter().peak_since() - counter().allocated())
-        return result
-
-    monkeypatch.setattr(Lessons, "run", learns_workspaces)
     monkeypatch.setattr(runtime.Runtime, "__init__", sees_in_cpp)
     monkeypatch.setattr(journal, "_AT_ONCE", 4)
     counter().start()
@@ -47,6 +37,19 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
     finally:
         counter().stop()
+
+
+def learn_workspaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: where PyTorch's own convolutions run, as on ARM, they take some."""
+    run = Lessons.run
+
+    def learns(self: Lessons, known: Learned, *call: Any) -> Any:
+        counter().begin()
+        result = run(self, known, *call)
+        known.workspace = max(known.workspace, counter().peak_since() - counter().allocated())
+        return result
+
+    monkeypatch.setattr(Lessons, "run", learns)
 
 
 def listen(monkeypatch: pytest.MonkeyPatch) -> list[str]:

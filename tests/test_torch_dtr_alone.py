@@ -15,7 +15,7 @@ from torch.nn import functional
 import recoup
 from recoup.online import plans, writing
 from recoup.torch.models import DenseNet
-from tests.counting import counted, counter, listen
+from tests.counting import counted, counter, learn_workspaces, listen
 from tests.torch_helpers import assert_same, state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -117,6 +117,7 @@ class Training:
 @pytest.fixture(autouse=True)
 def seen_in_cpp(monkeypatch):
     monkeypatch.setattr(plans, "_SECONDS", 3.0)
+    learn_workspaces(monkeypatch)
     with counted(monkeypatch):
         yield
 

@@ -94,8 +94,7 @@ def workspaces(nodes: Iterable[fx.Node], device: torch.device, channels_last: bo
     """Bytes that the chosen algorithms work in, for what there are algorithms to choose from."""
     nodes = list(nodes)
     choices = _choices(nodes, device, channels_last)
-    tried = {node: choice for node in nodes if (choice := choices.get(signature(node))) in _tried}
-    return {node: _tried[choice].workspace for node, choice in tried.items()}
+    return {node: _tried[choice].workspace for node in nodes if (choice := choices.get(signature(node))) in _tried}
 
 
 def choose_again(

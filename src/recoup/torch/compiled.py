@@ -192,7 +192,6 @@ def compile_step(
         except BudgetError as problem:
             if best is not None:
                 break
-            planner = partitioner.planner
             refusal = refusal or problem
             plain = partitioner.step
             if plain is None:
@@ -204,7 +203,8 @@ def compile_step(
                 raise refusal from None
             correction, plainly = corrections.refused(planned, refused), False
             continue
-        planner = partitioner.planner
+        finally:
+            planner = partitioner.planner
         attempts += function is not None or best is not None  # as long as nothing fits, only compilations count
         planned = partitioner.correction or 0
         step = partitioner.step
@@ -221,10 +221,9 @@ def compile_step(
             tried = replace(tried, step=step)
         budget, room, fits = step.budget, tried.room, tried.fits
         if best is not None and function is not None and not math.isfinite(tried.seconds):
+            # cuDNN may have taken to other algorithms when there was no room
             again = _try_out(best.function, args, best.step, planner, partitioner.written)
-            best = (
-                replace(again, correction=best.correction) if again.fits else None
-            )  # cuDNN chose again, in what was left
+            best = replace(again, correction=best.correction) if again.fits else None
         if fits and (best is None or tried.seconds < best.seconds):
             best = replace(tried, correction=planned)
         well = partitioner.is_plain or partitioner.learned or room < CLOSE * budget or not step.repeats

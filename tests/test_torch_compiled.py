@@ -11,7 +11,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor.graph import GraphLowering
 
 import recoup
-from recoup.torch import compiled, internals, measuring, planning
+from recoup.torch import compiled, measuring, planning
 from recoup.torch.compiled import _as_measured
 from recoup.torch.corrections import Corrections
 from recoup.torch.memory import measure_peak, resident_bytes
@@ -64,40 +64,6 @@ def test_as_the_plain_compiled_step(tmp_path):
     plain.zero_grad(set_to_none=True)  # were not there when the plan was made
     measured = measure_peak(lambda: model(x).square().mean().backward(), torch.device("cpu"))
     assert measured <= plan.budget_bytes
-
-
-class Adds(nn.Module):
-    """A chain of sums."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.inside = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.inside(x)
-
-
-def test_what_is_made_again_is_not_fused_across_places(tmp_path, monkeypatch):
-    """Inductor would make the whole chain again in one kernel, and hold all of it."""
-    torch.manual_seed(0)
-    model = nn.Sequential(*(Adds(64) for _ in range(6)))
-    plain = copy.deepcopy(model)
-    x = torch.randn(512, 64)
-    seen: list[set[int]] = []
-    places = internals._places
-
-    def look(node):
-        seen.append(places(node))
-        return seen[-1]
-
-    monkeypatch.setattr(internals, "_places", look)
-    with inductor_config.patch(force_disable_caches=True):
-        recoup.optimize(model, budget=BUDGET, cache=tmp_path, **COMPILED)
-        assert run(model, x) == pytest.approx(run(plain, x), rel=1e-5)
-    assert repeats(model) > 0
-    kept = [found for found in seen if found]
-    assert len({place for found in kept for place in found}) > 1  # there are several places
-    assert max(map(len, kept)) == 1  # and no kernel is at two
 
 
 @torch.library.custom_op("recoup_tests::scratched", mutates_args=())

@@ -36,7 +36,13 @@ from recoup.torch.internals import (
 from recoup.torch.joint import ARRIVAL, Joint, from_tangents, read_joint
 from recoup.torch.memory import live_bytes, measure_peak
 from recoup.torch.planning import StepPlan, StepPlanner, known_by
-from recoup.torch.rewrite import are_leaves, copy_gradients, order_products, split_convolutions
+from recoup.torch.rewrite import (
+    are_leaves,
+    copy_gradients,
+    copy_into_concatenations,
+    order_products,
+    split_convolutions,
+)
 from recoup.torch.rng import INDUCTOR
 from recoup.torch.split import split
 from recoup.torch.step import LATER
@@ -105,6 +111,7 @@ class _Partitioner:
             return None
         split_convolutions(traced, nearly=True)
         order_products(traced)
+        copy_into_concatenations(traced)
         joint = read_joint(traced, outputs, folded_nodes(traced))
         planner = replace(self.planner, budget=self.step.budget)  # a fraction is of the step as PyTorch compiles it
         reused = planner.reuse(joint) if self.plainly else None

@@ -32,6 +32,7 @@ from torch._functorch._aot_autograd.descriptors import PlainAOTInput
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import get_default_op_list, min_cut_rematerialization_partition
 from torch._inductor import config as inductor_config
+from torch._inductor import custom_graph_pass
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.graph import GraphLowering
@@ -495,6 +496,8 @@ class _PlannedPartitioner(CustomPartitionerFn):
         if halves is None:
             return min_cut_rematerialization_partition(gm, joint_inputs, num_fwd_outputs=num_fwd_outputs, **options)
         inductor_config.allow_buffer_reuse = False  # it keeps dead buffers for later ones, unaware of workspaces
+        inductor_config.reorder_for_peak_memory = False  # unaware of them, too
+        inductor_config._post_fusion_custom_pass = _IN_ORDER
         return halves
 
     def __deepcopy__(self, _memo: Any) -> _PlannedPartitioner:
@@ -505,18 +508,59 @@ class _PlannedPartitioner(CustomPartitionerFn):
         return "recoup"
 
 
-def keep_place(node: fx.Node, place: int) -> None:
-    """Let :func:`compile_inductor` fuse what is made again only with what is made again at the same place.
+_SchedulerPass: Any = getattr(custom_graph_pass, "CustomSchedulerPass", object)  # without it, torch 2.11 pickles
 
-    Else Inductor computes a chain of sums, which a plan makes again one after the other, all at once and early.
+
+class _InOrder(_SchedulerPass):  # type: ignore[misc]
+    """Inductor's place for another order of the kernels that it made: that of their last nodes in the half's graph.
+
+    By itself it runs late what nothing waits for, such as a bias's gradient, which holds on to all that it sums up.
     """
-    node.meta[_PLACE] = place
+
+    def __call__(self, nodes: list[Any]) -> list[Any]:
+        places: dict[fx.Node, int] = {}
+        for graph in {origin.graph for node in nodes for origin in _origins(node)}:
+            places.update((node, place) for place, node in enumerate(graph.nodes) if node.op != "placeholder")
+        if not nodes:
+            return nodes
+        last = {node: max((places.get(origin, 0) for origin in _origins(node)), default=0) for node in nodes}
+        ordered = sorted(nodes, key=lambda node: last[node] or len(places))  # a weight's copy, say, before it is read
+        return list(nodes[0].scheduler.topological_sort_schedule(ordered))
+
+    def uuid(self) -> str:
+        """The same for all: there is nothing to choose."""
+        return "recoup"
 
 
-def _places(node: Any) -> set[int]:
-    """Where what a node of Inductor's scheduler makes again is to be made."""
-    origins = [origin for part in node.get_nodes() if part.node is not None for origin in part.node.get_origins()]
-    return {origin.meta[_PLACE] for origin in origins if _PLACE in origin.meta}
+_IN_ORDER = _InOrder()
+
+
+def keep_place(node: fx.Node, place: int, *, fixed: bool = False, own_kernel: bool = False) -> None:
+    """Let :func:`compile_inductor` fuse a ``fixed`` node only with others of the same place between library kernels.
+
+    Else Inductor computes a chain of sums, which a plan makes again one after the other, all at once and early. What
+    belongs to a library kernel (``own_kernel``) is on both sides of it: a copy that it reads, a bias that is added.
+    """
+    node.meta[_PLACE] = (place, place + own_kernel, fixed)
+
+
+def _may_be_fused(node1: Any, node2: Any) -> bool:
+    """Whether two nodes of Inductor's scheduler are not kept at different places."""
+    places = [*_places(node1), *_places(node2)]
+    if not any(fixed for _, _, fixed in places):
+        return True
+    return max(first for first, _, _ in places) <= min(last for _, last, _ in places)
+
+
+def _places(node: Any) -> list[tuple[int, int, bool]]:
+    """The places of what a node of Inductor's scheduler computes; what was folded is part of what reads it last."""
+    found = ([origin.meta.get(_PLACE) for origin in _origins(part)] for part in node.get_nodes())
+    return [max(known) for marks in found if (known := [mark for mark in marks if mark is not None])]
+
+
+def _origins(node: Any) -> Iterator[fx.Node]:
+    """The nodes of a graph that a node of Inductor's scheduler computes."""
+    return (origin for part in node.get_nodes() if part.node is not None for origin in part.node.get_origins())
 
 
 @contextmanager
@@ -526,10 +570,7 @@ def _keeping_places() -> Iterator[None]:
     class KeepsPlaces(chosen):  # type: ignore[misc, valid-type]
         @staticmethod
         def can_fuse(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
-            first, second = _places(node1), _places(node2)
-            if first and second and len(first | second) > 1:
-                return False
-            return bool(chosen.can_fuse(scheduler, node1, node2, shared_data_score))
+            return _may_be_fused(node1, node2) and bool(chosen.can_fuse(scheduler, node1, node2, shared_data_score))
 
     with V.set_choices_handler(KeepsPlaces()):
         yield
@@ -575,6 +616,8 @@ def compile_inductor(module: fx.GraphModule, args: Sequence[Any], partition: Par
     planned = inductor_config.patch(
         custom_partitioner_fn=_PlannedPartitioner(partition),
         allow_buffer_reuse=inductor_config.allow_buffer_reuse,
+        reorder_for_peak_memory=inductor_config.reorder_for_peak_memory,
+        _post_fusion_custom_pass=inductor_config._post_fusion_custom_pass,
         layout_optimization=inductor_config.layout_optimization,
         force_layout_optimization=inductor_config.force_layout_optimization,
     )

@@ -126,10 +126,22 @@ def read_joint(module: fx.GraphModule, num_forward_outputs: int, folded: Set[fx.
     for node in nodes:
         if node in in_forward:
             reader.add(node, "forward")
-    for node in nodes:
-        if node in in_backward:
-            reader.add(node, "backward")
+    for node in _when_needed([node for node in nodes if node in in_backward], late | drawing):
+        reader.add(node, "backward")
     return joint
+
+
+def _when_needed(nodes: list[fx.Node], fixed: Set[fx.Node]) -> list[fx.Node]:
+    """Those that are not ``fixed`` right before the first that reads them, and not as early as they could be.
+
+    The forward's trace has what only the backward reads, such as the indices of a pool's maxima.
+    """
+    number = {node: index for index, node in enumerate(nodes)}
+    when: dict[fx.Node, int] = {}
+    for node in reversed(nodes):
+        readers = [when[user] for user in node.users if user in when]
+        when[node] = number[node] if node in fixed else min(readers, default=number[node])
+    return sorted(nodes, key=lambda node: (when[node], number[node]))
 
 
 def from_tangents(graph: fx.Graph) -> set[fx.Node]:

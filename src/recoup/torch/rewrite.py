@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from recoup.torch.fusion import is_view, node_bytes
-from recoup.torch.internals import are_one_kernel, argument, gradients, output_node
+from recoup.torch.costs import tensors_of
+from recoup.torch.fusion import LARGE, is_view, node_bytes
+from recoup.torch.internals import are_one_kernel, argument, gradients, is_fusible, is_generated, output_node
 from recoup.torch.joint import from_tangents
 
 aten = torch.ops.aten
@@ -55,6 +56,30 @@ def order_products(module: fx.GraphModule) -> None:
             _move_before(first, second, position)
             moved = second
     module.recompile()
+
+
+def copy_into_concatenations(module: fx.GraphModule) -> None:
+    """Copy what is concatenated and read elsewhere, too: Inductor would make it inside of what it is a part of.
+
+    A part that is needed for longer, or from earlier on, would keep the whole for as long. The greater of a number and
+    itself is a copy that Inductor does not take for none.
+    """
+    for node in module.graph.find_nodes(op="call_function", target=aten.cat.default):
+        parts: list[fx.Node] = node.args[0]  # type: ignore[assignment]
+        with module.graph.inserting_before(node):
+            copied = [
+                _call(module.graph, aten.maximum.default, part, part) if _is_made_inside(part) else part
+                for part in parts
+            ]
+        node.args = (copied, *node.args[1:])
+    module.recompile()
+
+
+def _is_made_inside(part: fx.Node) -> bool:
+    """Whether Inductor would generate this part of a concatenation inside of it, for other readers as well."""
+    generated = (is_fusible(part) or is_generated(part)) and not is_view(part)
+    is_number = generated and tensors_of(part.meta.get("val"))[0].is_floating_point()
+    return is_number and len(part.users) > 1 and node_bytes(part) >= LARGE
 
 
 def are_leaves(args: Sequence[Any]) -> list[bool]:
@@ -105,8 +130,9 @@ def _copied(graph: fx.Graph, output: fx.Node, gradient: fx.Node, parameter: torc
 def _call(graph: fx.Graph, target: Any, node: fx.Node, *args: Any, **kwargs: Any) -> fx.Node:
     made = graph.call_function(target, (node, *args), kwargs)
     made.meta.update(node.meta)
+    given = fx.map_arg(args, lambda other: other.meta["val"])
     with node.meta["val"].fake_mode:
-        made.meta["val"] = target(node.meta["val"], *args, **kwargs)
+        made.meta["val"] = target(node.meta["val"], *given, **kwargs)
     return made
 
 

@@ -117,18 +117,32 @@ class _Half:
         """The current value of an original node; views and constants are made when they are first asked for."""
         if node not in self.at:
             self.at[node] = self.graph.node_copy(node, self._value)
+            keep_place(self.at[node], self.kernels)
             for root in self.joint.roots[node]:
                 self.views.setdefault(self.joint.storage_of.get(root, -1), []).append(node)
         return self.at[node]
 
+    def _own_value(self, node: fx.Node, own: dict[fx.Node, fx.Node]) -> fx.Node:
+        """The same, with what is folded made for one reader alone: a compiler may write down what several share."""
+        if self.joint.roots[node] == (node,):
+            return self._value(node)
+        if node not in own:
+            own[node] = self.graph.node_copy(node, lambda other: self._own_value(other, own))
+        return own[node]
+
     def _run(self, op: JointOp, again: bool) -> None:
+        fused = is_fused_kernel(op)
+        apart = fused and (again or op.node.target == torch.ops.aten.cat.default)
+        own: dict[fx.Node, fx.Node] = {}
+
         def read(node: fx.Node) -> fx.Node:
-            return self._value(op.when_again.get(node, node) if again else node)
+            node = op.when_again.get(node, node) if again else node
+            return self._own_value(node, own) if apart else self._value(node)
 
         random = op.id in self.replayed or (op.random and self.replay.once is not None)
         result = self._run_random(op, read) if random else self.graph.node_copy(op.node, read)
-        if again:
-            keep_place(result, self.kernels)
+        for made in (*own.values(), result):
+            keep_place(made, self.kernels, fixed=again or apart, own_kernel=not fused)
         parts = [user for user in op.node.users if user.target is operator.getitem and user in self.joint.maker]
         keep = self.joint.stays if again else set()
         self._forget_views(op, keep)

@@ -7,9 +7,11 @@ import torch
 from torch import nn
 from torch._inductor import config as inductor_config
 from torch._inductor.async_compile import AsyncCompile
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import recoup
 from recoup.torch import compiled, internals
+from recoup.torch.rewrite import copy_into_concatenations
 from tests.torch_helpers import QUICK, repeats
 
 pytestmark = pytest.mark.usefixtures("one_thread", "nothing_compiled")
@@ -62,6 +64,32 @@ def test_what_is_made_again_is_not_fused_across_places(tmp_path, monkeypatch):
         assert max(first for first, _, _ in places) <= min(last for _, last, _ in places)
 
 
+def test_kernels_run_in_the_order_of_the_plan(tmp_path, monkeypatch):
+    """Inductor would run last what nothing waits for, such as the gradient of a bias, and keep what it sums up."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(4)))
+    halves: list[list[str]] = []
+    in_order = internals._InOrder.__call__
+
+    def look(self, nodes):
+        assert not inductor_config.reorder_for_peak_memory
+        ordered = in_order(self, nodes[::-1])
+        assert set(ordered) == set(nodes)
+        halves.append([origin.name for node in ordered for origin in internals._origins(node)])
+        return ordered
+
+    monkeypatch.setattr(internals._InOrder, "__call__", look)
+    recoup.optimize(model, budget=0.8, cache=tmp_path, **COMPILED)
+    step(model, torch.randn(512, 64))
+    *_, backward = halves
+    sums, products = ([name for name in backward if name.startswith(kind)] for kind in ("sum", "mm"))
+    assert len(sums) == 4
+    assert len(products) == 7
+    for later, name in enumerate(sums[:-1]):  # each between the products of its layer and those of the next
+        assert backward.index(name) < backward.index(products[2 * later + 2])
+    assert inductor_config._post_fusion_custom_pass is None  # for others
+
+
 def convs(inputs: int, outputs: int) -> nn.Sequential:
     def one(given: int) -> list[nn.Module]:
         return [nn.Conv2d(given, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
@@ -106,7 +134,26 @@ def test_what_only_the_backward_reads_is_made_when_it_does(tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(convs(3, 8), nn.MaxPool2d(2), convs(8, 8))
     graph = recoup.plan(model, (torch.randn(4, 3, 32, 32),), budget=0.9, cache=tmp_path, **COMPILED).graph
-    names = [op.id for op in graph.ops]
-    indices = names.index("_low_memory_max_pool_offsets_to_indices")
-    assert set(graph.ops[indices].outputs) <= set(graph.ops[indices + 1].inputs)
-    assert indices > names.index("tangents") + 1
+    indices = graph.op_index["_low_memory_max_pool_offsets_to_indices"]
+    reader = next(
+        index for index, op in enumerate(graph.ops) if not set(graph.ops[indices].outputs).isdisjoint(op.inputs)
+    )
+    assert all(not op.inputs for op in graph.ops[indices + 1 : reader])  # constants
+    assert indices > graph.op_index["tangents"] + 1
+
+
+def test_what_is_concatenated_and_read_elsewhere_is_copied():
+    """Else it would be made inside of the concatenation, which would stay for as long."""
+
+    def function(x):
+        kept, gone = x.relu(), x.cos()
+        return torch.cat([kept, gone, x], dim=1), kept.sum()
+
+    traced = make_fx(function, tracing_mode="fake")(torch.randn(128, 128))
+    copy_into_concatenations(traced)
+    (concatenation,) = traced.graph.find_nodes(op="call_function", target=torch.ops.aten.cat.default)
+    assert [str(part.target) for part in concatenation.args[0]] == ["aten.maximum.default", "aten.cos.default", "x_1"]
+    x = torch.randn(128, 128)
+    x[0, 0] = torch.nan
+    for ours, theirs in zip(traced(x), function(x), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)

@@ -19,6 +19,7 @@ from recoup.torch.costs import Cost, tensors_of
 from recoup.torch.internals import real_tensors
 
 LAUNCH_SECONDS = 2e-6  # no op takes less
+ENOUGH_SECONDS = 0.1  # of measuring one rate: a CPU without half precision takes long for a product in it
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ ABSENT = Rates(4.3e12, {"torch.float32": 5e13, "torch.bfloat16": 7.9e14, "torch.
 def measure_rates(device: torch.device) -> Rates:
     """A copy that does not fit any cache, and a matrix product for each dtype that models compute in."""
     size = 2**28 if device.type == "cuda" else 2**24
-    side = 4096 if device.type == "cuda" else 512
+    side = 4096 if device.type == "cuda" else 256
     with real_tensors(device):
         block = torch.ones(size, dtype=torch.uint8, device=device)
         bandwidth = 2 * size / _seconds(lambda: block.clone(), device)
@@ -48,8 +49,8 @@ def measure_rates(device: torch.device) -> Rates:
 
 
 def _seconds(run: Any, device: torch.device) -> float:
-    times = []
-    for _ in range(5):
+    times: list[float] = []
+    while len(times) < 2 or (len(times) < 5 and sum(times) < ENOUGH_SECONDS):
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         start = time.perf_counter()

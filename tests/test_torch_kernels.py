@@ -11,7 +11,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import recoup
 from recoup.torch import compiled, internals
+from recoup.torch.fusion import folded_nodes
+from recoup.torch.internals import compile_joint
+from recoup.torch.joint import ARRIVAL, read_joint
 from recoup.torch.rewrite import copy_into_concatenations
+from recoup.torch.rng import EAGER
+from recoup.torch.split import split
 from tests.torch_helpers import QUICK, repeats
 
 pytestmark = pytest.mark.usefixtures("one_thread", "nothing_compiled")
@@ -47,7 +52,7 @@ def test_what_is_made_again_is_not_fused_across_places(tmp_path, monkeypatch):
     """Inductor would make the whole chain again in one kernel, and hold all of it."""
     torch.manual_seed(0)
     model = nn.Sequential(*(Adds(64) for _ in range(6)))
-    seen: list[list[tuple[int, int, bool]]] = []
+    seen: list[list[internals._Place]] = []
     in_order = internals._InOrder.__call__
 
     def look(self, nodes):
@@ -58,10 +63,10 @@ def test_what_is_made_again_is_not_fused_across_places(tmp_path, monkeypatch):
     recoup.optimize(model, budget=0.75, cache=tmp_path, **COMPILED)
     step(model, torch.randn(512, 64))
     assert repeats(model) > 0
-    kept = [places for places in seen if any(fixed for _, _, fixed in places)]
-    assert len({first for places in kept for first, _, _ in places}) > 1  # there are several places
+    kept = [places for places in seen if any(place.fixed for place in places)]
+    assert len({place.first for places in kept for place in places}) > 1  # there are several places
     for places in kept:  # and no kernel is at two
-        assert max(first for first, _, _ in places) <= min(last for _, last, _ in places)
+        assert max(place.first for place in places) <= min(place.last for place in places)
 
 
 def test_kernels_run_in_the_order_of_the_plan(tmp_path, monkeypatch):
@@ -88,6 +93,29 @@ def test_kernels_run_in_the_order_of_the_plan(tmp_path, monkeypatch):
     for later, name in enumerate(sums[:-1]):  # each between the products of its layer and those of the next
         assert backward.index(name) < backward.index(products[2 * later + 2])
     assert inductor_config._post_fusion_custom_pass is None  # for others
+
+
+def test_the_copy_of_a_weight_waits_until_it_is_read(tmp_path, monkeypatch):
+    """Inductor lays a convolution's weight out anew; that kernel is of no place in the graph."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.GELU()) for _ in range(6)))
+    copies: list[int] = []
+    in_order = internals._InOrder.__call__
+
+    def look(self, nodes):
+        ordered = in_order(self, nodes)
+        for index, node in enumerate(ordered):
+            if all(origin.op == "placeholder" for origin in internals._origins(node)):
+                soon = [{dependency.name for dependency in one.unmet_dependencies} for one in ordered[index + 1 :][:2]]
+                assert not set().union(*soon).isdisjoint(node.get_buffer_names())  # the input may be copied, too
+                copies.append(index)
+        return ordered
+
+    monkeypatch.setattr(internals._InOrder, "__call__", look)
+    with inductor_config.patch(layout_optimization=True):
+        recoup.optimize(model, budget=0.8, cache=tmp_path, **COMPILED)
+        step(model, torch.randn(8, 16, 32, 32))
+    assert len(copies) >= 6
 
 
 def convs(inputs: int, outputs: int) -> nn.Sequential:
@@ -157,3 +185,38 @@ def test_what_is_concatenated_and_read_elsewhere_is_copied():
     x[0, 0] = torch.nan
     for ours, theirs in zip(traced(x), function(x), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+
+
+class Draws(torch.autograd.Function):
+    """Draws in the backward, beside a concatenation of something from the forward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        kept = x.relu()
+        ctx.save_for_backward(kept)
+        return kept.cos()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (kept,) = ctx.saved_tensors
+        both = torch.cat([kept, gradient * torch.rand(128, 128)])
+        return both[:128] * both[128:] * kept
+
+
+def test_what_draws_in_the_backward_stays_there():
+    phases = {}
+
+    def partition(traced, count):
+        copy_into_concatenations(traced)
+        joint = read_joint(traced, count, folded_nodes(traced))
+        phases.update((op.id, op.phase) for op in joint.ops if op.random)
+        forward, backward = ([op.id for op in joint.ops if op.phase == phase] for phase in ("forward", "backward"))
+        return split(joint, [*forward, ARRIVAL, *backward], EAGER)
+
+    def backend(module, args):
+        return compile_joint(module, args, partition)
+
+    torch._dynamo.reset()
+    x = torch.randn(128, 128, requires_grad=True)
+    torch.compile(lambda x: Draws.apply(x) + torch.rand(128, 128), backend=backend, fullgraph=True)(x).sum().backward()
+    assert list(phases.values()) == ["forward", "backward"]

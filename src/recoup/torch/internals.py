@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import operator
 import os
 import threading
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
@@ -382,6 +383,11 @@ def is_of_forward(node: fx.Node) -> bool:
     return bool(node.meta.get("partitioner_tag") == "is_forward")
 
 
+def no_longer_of_forward(node: fx.Node) -> None:
+    """What was added later says nothing about where the forward's trace ends, whatever it was made from."""
+    node.meta.pop("partitioner_tag", None)
+
+
 def is_of_backward(node: fx.Node) -> bool:
     """Whether AOTAutograd says that the node is to run in the backward: a write to an input there."""
     return bool(node.meta.get("partitioner_tag") == "must_be_in_backward")
@@ -484,8 +490,16 @@ _GENERATED = {
 _PLACE = "recoup_place"
 
 
+class _Place(NamedTuple):
+    """Between which library kernels a node may run, by their number, and whether it has to."""
+
+    first: int
+    last: int
+    fixed: bool
+
+
 class _PlannedPartitioner(CustomPartitionerFn):
-    """Inductor's official place for another partitioner. Its identity enters the compile cache through ``uuid``."""
+    """Inductor's official place for another partitioner."""
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
@@ -504,31 +518,35 @@ class _PlannedPartitioner(CustomPartitionerFn):
         return self  # Inductor copies its configuration to print it
 
     def uuid(self) -> str:
-        """The same for all: the cache of whole programs is off, and that of halves is keyed by the halves."""
+        """The same for all: what is compiled here is in no cache of Inductor's."""
         return "recoup"
 
 
-_SchedulerPass: Any = getattr(custom_graph_pass, "CustomSchedulerPass", object)  # without it, torch 2.11 pickles
+_SchedulerPass: Any = getattr(custom_graph_pass, "CustomSchedulerPass", object)  # torch 2.11 takes any function
 
 
 class _InOrder(_SchedulerPass):  # type: ignore[misc]
     """Inductor's place for another order of the kernels that it made: that of their last nodes in the half's graph.
 
     By itself it runs late what nothing waits for, such as a bias's gradient, which holds on to all that it sums up.
+    This goes instead of a pass that the user may have set.
     """
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
+        if not nodes:
+            return nodes
         places: dict[fx.Node, int] = {}
         for graph in {origin.graph for node in nodes for origin in _origins(node)}:
             places.update((node, place) for place, node in enumerate(graph.nodes) if node.op != "placeholder")
-        if not nodes:
-            return nodes
-        last = {node: max((places.get(origin, 0) for origin in _origins(node)), default=0) for node in nodes}
-        ordered = sorted(nodes, key=lambda node: last[node] or len(places))  # a weight's copy, say, before it is read
-        return list(nodes[0].scheduler.topological_sort_schedule(ordered))
+
+        def last(node: Any) -> float:
+            """Where it goes; what is of none, such as the copy of a weight, waits until it is read."""
+            return max((places[origin] for origin in _origins(node) if origin in places), default=math.inf)
+
+        return list(nodes[0].scheduler.topological_sort_schedule(sorted(nodes, key=last)))
 
     def uuid(self) -> str:
-        """The same for all: there is nothing to choose."""
+        """As for the partitioner."""
         return "recoup"
 
 
@@ -541,18 +559,18 @@ def keep_place(node: fx.Node, place: int, *, fixed: bool = False, own_kernel: bo
     Else Inductor computes a chain of sums, which a plan makes again one after the other, all at once and early. What
     belongs to a library kernel (``own_kernel``) is on both sides of it: a copy that it reads, a bias that is added.
     """
-    node.meta[_PLACE] = (place, place + own_kernel, fixed)
+    node.meta[_PLACE] = _Place(place, place + own_kernel, fixed)
 
 
 def _may_be_fused(node1: Any, node2: Any) -> bool:
     """Whether two nodes of Inductor's scheduler are not kept at different places."""
     places = [*_places(node1), *_places(node2)]
-    if not any(fixed for _, _, fixed in places):
+    if not any(place.fixed for place in places):
         return True
-    return max(first for first, _, _ in places) <= min(last for _, last, _ in places)
+    return max(place.first for place in places) <= min(place.last for place in places)
 
 
-def _places(node: Any) -> list[tuple[int, int, bool]]:
+def _places(node: Any) -> list[_Place]:
     """The places of what a node of Inductor's scheduler computes; what was folded is part of what reads it last."""
     found = ([origin.meta.get(_PLACE) for origin in _origins(part)] for part in node.get_nodes())
     return [max(known) for marks in found if (known := [mark for mark in marks if mark is not None])]
@@ -610,7 +628,8 @@ def compile_inductor(module: fx.GraphModule, args: Sequence[Any], partition: Par
     A partition of None leaves the split to PyTorch's own partitioner.
 
     A hit in AOTAutograd's cache would never call the partitioner, so that cache is off; Inductor's own, of compiled
-    halves, is as the user has it. The backward is compiled here, too, and not when it first runs.
+    halves, passes by what is compiled outside of Dynamo, as this is: only single kernels are found again. The backward
+    is compiled here, too, and not when it first runs.
     """
     fresh = fx.GraphModule(module, copy.deepcopy(module.graph))
     planned = inductor_config.patch(

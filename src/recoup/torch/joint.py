@@ -68,6 +68,8 @@ class Joint:
 
     module: fx.GraphModule
     num_forward_outputs: int
+    folded: Set[fx.Node]
+    """What a compiler computes inside of what reads it."""
     storages: list[Storage] = field(default_factory=list)
     ops: list[JointOp] = field(default_factory=list)
     storage_of: dict[fx.Node, int] = field(default_factory=dict)
@@ -102,7 +104,7 @@ def read_joint(module: fx.GraphModule, num_forward_outputs: int, folded: Set[fx.
     Nodes that no output needs are left out, unless they draw random numbers or write to an input. What draws in the
     backward does so there; what reads an input that is overwritten does so in the forward.
     """
-    joint = Joint(module, num_forward_outputs)
+    joint = Joint(module, num_forward_outputs, folded)
     nodes = [node for node in module.graph.nodes if node.op != "output"]
     given = [node for node in nodes if node.op != "call_function"]
     late = from_tangents(module.graph)
@@ -120,13 +122,14 @@ def read_joint(module: fx.GraphModule, num_forward_outputs: int, folded: Set[fx.
     effects = {*writing, *drawing.intersection(early), *wanted.intersection(_readers(overwritten, early))}
     in_forward = _needed([*joint.outputs[0], *effects]) - set(given)
     in_backward = wanted - in_forward - set(given)
-    reader = _Reader(joint, overwritten, folded)
+    reader = _Reader(joint, overwritten)
     for node in given:
         reader.add(node, "forward")
     for node in nodes:
         if node in in_forward:
             reader.add(node, "forward")
-    for node in _when_needed([node for node in nodes if node in in_backward], late | drawing):
+    fixed = late | {node for node in nodes if node in drawing or is_once(node)}
+    for node in _when_needed([node for node in nodes if node in in_backward], fixed):
         reader.add(node, "backward")
     return joint
 
@@ -159,14 +162,13 @@ class _Reader:
 
     joint: Joint
     overwritten: set[fx.Node]
-    folded: Set[fx.Node]
     numbers: dict[int, int] = field(default_factory=dict)
 
     def add(self, node: fx.Node, phase: Phase) -> None:
         """An input, something an op returned, a view of something, or an op."""
         joint, tensors = self.joint, tensors_of(node.meta.get("val"))
         inputs = [root for other in node.all_input_nodes for root in joint.roots[other]]
-        if node in self.folded:
+        if node in joint.folded:
             joint.roots[node] = tuple(dict.fromkeys(inputs))
             return
         before = len(joint.storages)

@@ -12,7 +12,15 @@ from torch import fx
 
 from recoup.torch.costs import tensors_of
 from recoup.torch.fusion import LARGE, is_view, node_bytes
-from recoup.torch.internals import are_one_kernel, argument, gradients, is_fusible, is_generated, output_node
+from recoup.torch.internals import (
+    are_one_kernel,
+    argument,
+    gradients,
+    is_fusible,
+    is_generated,
+    no_longer_of_forward,
+    output_node,
+)
 from recoup.torch.joint import from_tangents
 
 aten = torch.ops.aten
@@ -76,10 +84,13 @@ def copy_into_concatenations(module: fx.GraphModule) -> None:
 
 
 def _is_made_inside(part: fx.Node) -> bool:
-    """Whether Inductor would generate this part of a concatenation inside of it, for other readers as well."""
+    """Whether Inductor would generate this part of a concatenation inside of it, for other readers as well.
+
+    Of numbers that are no floats there are few, and some have no maximum.
+    """
     generated = (is_fusible(part) or is_generated(part)) and not is_view(part)
-    is_number = generated and tensors_of(part.meta.get("val"))[0].is_floating_point()
-    return is_number and len(part.users) > 1 and node_bytes(part) >= LARGE
+    is_float = generated and tensors_of(part.meta.get("val"))[0].is_floating_point()
+    return is_float and len(part.users) > 1 and node_bytes(part) >= LARGE
 
 
 def are_leaves(args: Sequence[Any]) -> list[bool]:
@@ -130,6 +141,7 @@ def _copied(graph: fx.Graph, output: fx.Node, gradient: fx.Node, parameter: torc
 def _call(graph: fx.Graph, target: Any, node: fx.Node, *args: Any, **kwargs: Any) -> fx.Node:
     made = graph.call_function(target, (node, *args), kwargs)
     made.meta.update(node.meta)
+    no_longer_of_forward(made)
     given = fx.map_arg(args, lambda other: other.meta["val"])
     with node.meta["val"].fake_mode:
         made.meta["val"] = target(node.meta["val"], *given, **kwargs)

@@ -124,7 +124,7 @@ class _Half:
 
     def _own_value(self, node: fx.Node, own: dict[fx.Node, fx.Node]) -> fx.Node:
         """The same, with what is folded made for one reader alone: a compiler may write down what several share."""
-        if self.joint.roots[node] == (node,):
+        if node not in self.joint.folded:
             return self._value(node)
         if node not in own:
             own[node] = self.graph.node_copy(node, lambda other: self._own_value(other, own))
@@ -132,7 +132,7 @@ class _Half:
 
     def _run(self, op: JointOp, again: bool) -> None:
         fused = is_fused_kernel(op)
-        apart = fused and (again or op.node.target == torch.ops.aten.cat.default)
+        apart = fused and (again or op.node.target == torch.ops.aten.cat.default)  # a part is copied when it is needed
         own: dict[fx.Node, fx.Node] = {}
 
         def read(node: fx.Node) -> fx.Node:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -33,6 +35,22 @@ def nothing_compiled(monkeypatch):
         yield
 
 
+@pytest.fixture
+def halves(monkeypatch):
+    """The kernels of every half that is compiled, in the order in which they run."""
+    found: list[list[Any]] = []
+    in_order = internals._InOrder.__call__
+
+    def look(self, nodes):
+        assert not inductor_config.reorder_for_peak_memory
+        found.append(in_order(self, nodes[::-1]))
+        assert set(found[-1]) == set(nodes)
+        return found[-1]
+
+    monkeypatch.setattr(internals._InOrder, "__call__", look)
+    return found
+
+
 def step(model: nn.Module, x: torch.Tensor) -> None:
     model(x).square().mean().backward()
 
@@ -48,45 +66,27 @@ class Adds(nn.Module):
         return x + self.inside(x)
 
 
-def test_what_is_made_again_is_not_fused_across_places(tmp_path, monkeypatch):
+def test_what_is_made_again_is_not_fused_across_places(tmp_path, halves):
     """Inductor would make the whole chain again in one kernel, and hold all of it."""
     torch.manual_seed(0)
     model = nn.Sequential(*(Adds(64) for _ in range(6)))
-    seen: list[list[internals._Place]] = []
-    in_order = internals._InOrder.__call__
-
-    def look(self, nodes):
-        seen.extend(map(internals._places, nodes))
-        return in_order(self, nodes)
-
-    monkeypatch.setattr(internals._InOrder, "__call__", look)
     recoup.optimize(model, budget=0.75, cache=tmp_path, **COMPILED)
     step(model, torch.randn(512, 64))
     assert repeats(model) > 0
+    seen = [internals._places(node) for half in halves for node in half]
     kept = [places for places in seen if any(place.fixed for place in places)]
     assert len({place.first for places in kept for place in places}) > 1  # there are several places
     for places in kept:  # and no kernel is at two
         assert max(place.first for place in places) <= min(place.last for place in places)
 
 
-def test_kernels_run_in_the_order_of_the_plan(tmp_path, monkeypatch):
+def test_kernels_run_in_the_order_of_the_plan(tmp_path, halves):
     """Inductor would run last what nothing waits for, such as the gradient of a bias, and keep what it sums up."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(4)))
-    halves: list[list[str]] = []
-    in_order = internals._InOrder.__call__
-
-    def look(self, nodes):
-        assert not inductor_config.reorder_for_peak_memory
-        ordered = in_order(self, nodes[::-1])
-        assert set(ordered) == set(nodes)
-        halves.append([origin.name for node in ordered for origin in internals._origins(node)])
-        return ordered
-
-    monkeypatch.setattr(internals._InOrder, "__call__", look)
     recoup.optimize(model, budget=0.8, cache=tmp_path, **COMPILED)
     step(model, torch.randn(512, 64))
-    *_, backward = halves
+    backward = [origin.name for node in halves[-1] for origin in internals._origins(node)]
     sums, products = ([name for name in backward if name.startswith(kind)] for kind in ("sum", "mm"))
     assert len(sums) == 4
     assert len(products) == 7
@@ -95,27 +95,21 @@ def test_kernels_run_in_the_order_of_the_plan(tmp_path, monkeypatch):
     assert inductor_config._post_fusion_custom_pass is None  # for others
 
 
-def test_the_copy_of_a_weight_waits_until_it_is_read(tmp_path, monkeypatch):
+def test_the_copy_of_a_weight_waits_until_it_is_read(tmp_path, halves):
     """Inductor lays a convolution's weight out anew; that kernel is of no place in the graph."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.GELU()) for _ in range(6)))
-    copies: list[int] = []
-    in_order = internals._InOrder.__call__
-
-    def look(self, nodes):
-        ordered = in_order(self, nodes)
-        for index, node in enumerate(ordered):
-            if all(origin.op == "placeholder" for origin in internals._origins(node)):
-                soon = [{dependency.name for dependency in one.unmet_dependencies} for one in ordered[index + 1 :][:2]]
-                assert not set().union(*soon).isdisjoint(node.get_buffer_names())  # the input may be copied, too
-                copies.append(index)
-        return ordered
-
-    monkeypatch.setattr(internals._InOrder, "__call__", look)
     with inductor_config.patch(layout_optimization=True):
         recoup.optimize(model, budget=0.8, cache=tmp_path, **COMPILED)
         step(model, torch.randn(8, 16, 32, 32))
-    assert len(copies) >= 6
+    copies = 0
+    for half in halves:
+        for index, node in enumerate(half):
+            if all(origin.op == "placeholder" for origin in internals._origins(node)):
+                soon = [{dependency.name for dependency in one.unmet_dependencies} for one in half[index + 1 :][:2]]
+                assert not set().union(*soon).isdisjoint(node.get_buffer_names())  # the input may be copied, too
+                copies += 1
+    assert copies >= 6
 
 
 def convs(inputs: int, outputs: int) -> nn.Sequential:

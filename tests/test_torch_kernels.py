@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
 from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.utils import fresh_cache
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import recoup
+import recoup.torch.split
 from recoup.torch import compiled, internals
 from recoup.torch.fusion import folded_nodes
 from recoup.torch.internals import compile_joint
@@ -214,3 +217,22 @@ def test_what_draws_in_the_backward_stays_there():
     x = torch.randn(128, 128, requires_grad=True)
     torch.compile(lambda x: Draws.apply(x) + torch.rand(128, 128), backend=backend, fullgraph=True)(x).sum().backward()
     assert list(phases.values()) == ["forward", "backward"]
+
+
+def test_halves_that_were_compiled_are_found_again(tmp_path, monkeypatch):
+    """Unless the same is to run at other places, which is not in the graphs that Inductor is given."""
+    keep = internals.keep_place
+
+    def run(more: int) -> tuple[int, int]:
+        monkeypatch.setattr(recoup.torch.split, "keep_place", lambda node, at, **how: keep(node, at + more, **how))
+        counters.clear()
+        torch.compiler.reset()
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(4)))
+        recoup.optimize(model, budget=0.8, cache=tmp_path / "plans", **COMPILED)
+        step(model, torch.randn(512, 64))
+        assert repeats(model) > 0
+        return counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"]
+
+    with fresh_cache(dir=tmp_path), inductor_config.patch(force_disable_caches=False, fx_graph_cache=True):
+        assert [run(0), run(0), run(1)] == [(0, 2), (2, 0), (0, 2)]

@@ -232,8 +232,8 @@ def test_products_of_a_backward_in_the_order_that_holds_less(inner, bias, order)
     assert found == [sizes[name] for name in order]
 
 
-def convolution(transposed, dims, groups, step, more, dilation, bias, layout, seed):
-    """A step with one convolution, and what it is given."""
+def convolution(transposed, dims, groups, step, more, dilation, bias, layout, part, seed):
+    """A step with one convolution, whose result may be a part of another one, and what it is given."""
     torch.manual_seed(seed)
     name = f"conv{'_transpose' if transposed else ''}{dims}d"
     x = torch.randn(4, 16, *[7 + dim for dim in range(dims)])
@@ -248,7 +248,9 @@ def convolution(transposed, dims, groups, step, more, dilation, bias, layout, se
     function = getattr(functional, name)
 
     def step_of(x, kernel, *shift):
-        return (function(x.sin(), kernel, *shift, **options).sigmoid(),)
+        made = function(x.sin(), kernel, *shift, **options)
+        made = torch.cat([torch.ones_like(made), made], dim=1) if part else made
+        return (made.sigmoid(),)
 
     return step_of, [one.requires_grad_() for one in (x, kernel, *shift)]
 
@@ -263,13 +265,14 @@ def convolution(transposed, dims, groups, step, more, dilation, bias, layout, se
     st.integers(1, 2),
     st.booleans(),
     st.sampled_from(["plain", "channels last"]),
+    st.booleans(),
     st.integers(0, 100),
 )
 def test_convolutions_of_all_kinds_have_their_gradients(
-    transposed, dims, groups, step, more, dilation, bias, how, seed
+    transposed, dims, groups, step, more, dilation, bias, how, part, seed
 ):
     """To the last bit with the kernels that PyTorch has, nearly where the input's gradient is a convolution back."""
-    function, inputs = convolution(transposed, dims, groups, step, more, dilation, bias, how, seed)
+    function, inputs = convolution(transposed, dims, groups, step, more, dilation, bias, how, part, seed)
     results = []
     for nearly in (None, False, True):
         torch._dynamo.reset()
@@ -301,7 +304,7 @@ def test_a_convolution_of_nothing():
 @pytest.mark.parametrize("transposed", [False, True], ids=["convolution", "transposed"])
 def test_a_convolutions_input_is_not_kept_for_its_shape(transposed, frozen):
     """The gradient of the input reads the weight and the gradient of the output alone."""
-    function, inputs = convolution(transposed, 2, 1, 2, 0, 1, False, "plain", 0)
+    function, inputs = convolution(transposed, 2, 1, 2, 0, 1, False, "plain", False, 0)
     inputs[1].requires_grad_(not frozen)
     reads = {}
 
@@ -315,3 +318,22 @@ def test_a_convolutions_input_is_not_kept_for_its_shape(transposed, frozen):
     gradients(joint_step(function, inputs, choose, [], nearly=True), inputs[: 1 if frozen else 2])
     read = list(reads.values())
     assert read == [["sin"], []] if frozen else read == [["sin"], ["sin"], []]
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
+@pytest.mark.parametrize("layout", ["plain", "channels last"])
+def test_a_part_of_a_gradient_is_copied_once_for_both_kernels(layout, bias):
+    """Each would copy it for itself; a bias's gradient is summed up where it lies, as without a plan."""
+    function, inputs = convolution(True, 2, 1, 2, 0, 1, bias, layout, True, 0)
+    reads = []
+
+    def choose(graph):
+        reads.extend(name for op in graph.ops[1:] if "convolution" in op.id for name in op.inputs if "clone" in name)
+        return [op.id for op in graph.ops]
+
+    torch._dynamo.reset()
+    found = gradients(joint_step(function, inputs, choose, [], nearly=True), inputs)
+    assert len(reads) == (0 if bias else 2)
+    assert len(set(reads)) == (0 if bias else 1)
+    for mine, theirs in zip(found, gradients(unplanned_step(function, inputs), inputs), strict=True):
+        torch.testing.assert_close(mine, theirs)

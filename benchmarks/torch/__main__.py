@@ -9,7 +9,7 @@
 ``truth`` trains within each budget in a process that is limited to the budget and 5 % more, and compares the predicted
 peak with the allocator's. ``curve`` measures steps side by side: plain, with a checkpoint on every block, with
 PyTorch's own knob, and planned by recoup at each budget. ``overhead`` gives recoup room for everything, and prints what
-its step takes of the plain one's time. Each contender has a process of its own; they get ready beside each other, and
+its step takes of the plain one's time. Each contender has a process of its own; they compile beside each other, and
 are measured one after the other. ``profile`` prints how long measuring the operators takes. ``dtr`` runs whole training
 steps under the online runtime, at shares of the plain step's peak.
 """
@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -30,7 +31,7 @@ import recoup
 from benchmarks import machine
 from benchmarks.torch.online import runs
 from benchmarks.torch.steps import ROOM, SLACK, Contender, Measured, limit_process
-from benchmarks.torch.turns import in_turns, wait_for_turn
+from benchmarks.torch.turns import alone, limited, wait_for_turn
 from recoup.torch.costs import Cost
 from recoup.torch.planning import StepPlanner
 from recoup.torch.settings import Mode
@@ -189,7 +190,7 @@ def contender(
     if limit is not None and device.type == "cuda":
         limit_process(limit)
     one = Contender(model, size, device, mode, kind, time_limit)
-    found = one.measure((lambda: wait_for_turn(turn)) if turn is not None else (lambda: None))
+    found = one.measure(partial(wait_for_turn, turn)) if turn is not None else one.measure()
     print(json.dumps(found.data()))
 
 
@@ -211,7 +212,7 @@ def _profile(entries: list[Contender]) -> None:
 
 def _report(entries: list[Contender], output: str | None, slack: float | None = None) -> list[Measured]:
     records: list[Measured] = []
-    for one, found in in_turns(entries, slack):
+    for one, found in alone(entries) if slack is None else limited(entries, slack):
         if isinstance(found, str):
             print(f"{one.model:10} {one.kind} {one.mode}: {found}", flush=True)
         else:

@@ -36,6 +36,8 @@ class Measured:
     peak_bytes: int
     reserved_bytes: int
     first_step_seconds: float
+    cold_step_seconds: float | None = None
+    """The first step's in the process that compiled everything, beside others."""
     budget_bytes: int | None = None
     predicted_bytes: int | None = None
 
@@ -43,6 +45,7 @@ class Measured:
         """One line for people."""
         line = f"{self.model:10} {self.contender:22} {1000 * self.seconds:8.2f} ms {self.peak_bytes / GIB:8.3f} GiB"
         line += f"   reserved {self.reserved_bytes / GIB:6.2f}   first step {self.first_step_seconds:5.1f} s"
+        line += "" if self.cold_step_seconds is None else f" (cold {self.cold_step_seconds:5.1f} s)"
         if self.budget_bytes is not None and self.predicted_bytes is not None:
             error = self.predicted_bytes / self.peak_bytes - 1
             line += f"   budget {self.budget_bytes / GIB:.3f}"
@@ -67,8 +70,11 @@ class Contender:
     """``plain``, ``checkpoint``, ``knob=0.5``, or ``recoup=BYTES``."""
     time_limit: float = 15.0
 
-    def measure(self, turn: Callable[[], None] = lambda: None) -> Measured:
-        """Forward, loss and backward; parameters keep no gradient in between. ``turn`` waits until timing may begin."""
+    def measure(self, turn: Callable[[float], None] = lambda _: None) -> Measured:
+        """Forward, loss and backward; parameters keep no gradient in between.
+
+        ``turn`` is told the seconds of the first step, and waits until timing may begin.
+        """
         torch.manual_seed(0)
         made = example(self.model, self.size, device=self.device)  # type: ignore[arg-type]
         name, _, value = self.kind.partition("=")
@@ -84,7 +90,7 @@ class Contender:
             step = partial(self._step, made)
             first = seconds(step, self.device, 1)
             step()
-            turn()
+            turn(first)
             peak = measure_peak(step, self.device)
             reserved = torch.cuda.max_memory_reserved() if self.device.type == "cuda" else peak
             times = [seconds(step, self.device, STEPS) for _ in range(ROUNDS)]

@@ -1,4 +1,8 @@
-"""Contenders in processes of their own: they compile beside each other, and are measured one after the other."""
+"""Contenders in processes of their own: they compile beside each other, and are measured one after the other.
+
+cuDNN chooses its algorithms by their time when a process first runs them, and chooses badly while others run. So where
+times count, each contender begins anew, alone, once all have left what they compiled on disk.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.torch.steps import Contender, Measured
@@ -42,6 +46,13 @@ class _Process:
         """Whether it is ready to be measured, or over."""
         return (self.folder / "ready").exists() or self._running.poll() is not None
 
+    def leave(self) -> float | None:
+        """Stop here; the seconds of its first step, if it came that far."""
+        ready = self.folder / "ready"
+        self._running.kill()
+        self._running.communicate()
+        return float(ready.read_text()) if ready.exists() else None
+
     def measured(self) -> Measured | str:
         """Give it its turn; what it found, or why it failed."""
         (self.folder / "go").touch()
@@ -52,24 +63,39 @@ class _Process:
         return (self._errors.read().strip().splitlines() or ["no message"])[-1]
 
 
-def in_turns(contenders: Sequence[Contender], slack: float | None = None) -> Iterator[tuple[Contender, Measured | str]]:
-    """Each contender and what it took, or why it failed.
-
-    With ``slack``, a process may reserve no more than its budget and that share of it.
-    """
+def alone(contenders: Sequence[Contender]) -> Iterator[tuple[Contender, Measured | str]]:
+    """Each contender and what it took, with nothing else on the device, or why it failed."""
     with tempfile.TemporaryDirectory() as folder:
-        started = []
-        for number, one in enumerate(contenders):
-            limit = int(int(one.kind.partition("=")[2]) * (1 + slack)) if slack is not None else None
-            started.append(_Process(one, Path(folder) / str(number), limit))
-        while not all(process.waits for process in started):
-            time.sleep(0.1)
-        for process in started:
+        first = [process.leave() for process in _ready(contenders, Path(folder), None)]
+    for one, cold in zip(contenders, first, strict=True):
+        with tempfile.TemporaryDirectory() as folder:
+            [process] = _ready([one], Path(folder), None)
+            found = process.measured()
+        yield one, found if isinstance(found, str) else replace(found, cold_step_seconds=cold)
+
+
+def limited(contenders: Sequence[Contender], slack: float) -> Iterator[tuple[Contender, Measured | str]]:
+    """The same in processes that may reserve no more than the budget and that share of it, with others waiting."""
+    with tempfile.TemporaryDirectory() as folder:
+        for process in _ready(contenders, Path(folder), slack):
             yield process.contender, process.measured()
 
 
-def wait_for_turn(folder: Path) -> None:
+def _ready(contenders: Sequence[Contender], folder: Path, slack: float | None) -> list[_Process]:
+    """Started, and waiting for their turn."""
+    started = []
+    for number, one in enumerate(contenders):
+        limit = int(int(one.kind.partition("=")[2]) * (1 + slack)) if slack is not None else None
+        started.append(_Process(one, folder / str(number), limit))
+    while not all(process.waits for process in started):
+        time.sleep(0.1)
+    return started
+
+
+def wait_for_turn(folder: Path, first_step_seconds: float) -> None:
     """In a contender's process: say that it is ready, and wait until it may be measured."""
-    (folder / "ready").touch()
+    written = folder / "written"
+    written.write_text(str(first_step_seconds))
+    written.rename(folder / "ready")
     while not (folder / "go").exists():
         time.sleep(0.05)

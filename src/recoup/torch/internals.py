@@ -32,16 +32,18 @@ from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.descriptors import PlainAOTInput
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import get_default_op_list, min_cut_rematerialization_partition
+from torch._guards import detect_fake_mode
 from torch._inductor import config as inductor_config
 from torch._inductor import custom_graph_pass
-from torch._inductor.compile_fx import compile_fx
-from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
 from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 from torch._prims import rng_prims
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.graph import _BoxedCodeGen
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
@@ -503,6 +505,7 @@ class _PlannedPartitioner(CustomPartitionerFn):
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
+        self._places = ""
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **options: Any) -> Any:
         num_fwd_outputs = options.pop("num_fwd_outputs")
@@ -512,14 +515,18 @@ class _PlannedPartitioner(CustomPartitionerFn):
         inductor_config.allow_buffer_reuse = False  # it keeps dead buffers for later ones, unaware of workspaces
         inductor_config.reorder_for_peak_memory = False  # unaware of them, too
         inductor_config._post_fusion_custom_pass = _IN_ORDER
+        self._places = repr([[node.meta.get(_PLACE) for node in half.graph.nodes] for half in halves])
         return halves
 
     def __deepcopy__(self, _memo: Any) -> _PlannedPartitioner:
         return self  # Inductor copies its configuration to print it
 
-    def uuid(self) -> str:
-        """The same for all: what is compiled here is in no cache of Inductor's."""
-        return "recoup"
+    def __reduce__(self) -> tuple[type, tuple[bytes]]:
+        return bytes, (self.uuid(),)  # it pickles its configuration to look for what it has compiled before
+
+    def uuid(self) -> bytes:
+        """What Inductor's code depends on that is not in the graphs that it is given."""
+        return get_hash_for_files((__file__,), self._places)
 
 
 _SchedulerPass: Any = getattr(custom_graph_pass, "CustomSchedulerPass", object)  # torch 2.11 takes any function
@@ -545,9 +552,12 @@ class _InOrder(_SchedulerPass):  # type: ignore[misc]
 
         return list(nodes[0].scheduler.topological_sort_schedule(sorted(nodes, key=last)))
 
-    def uuid(self) -> str:
+    def __reduce__(self) -> tuple[type, tuple[bytes]]:
+        return bytes, (self.uuid(),)
+
+    def uuid(self) -> bytes:
         """As for the partitioner."""
-        return "recoup"
+        return get_hash_for_files((__file__,))
 
 
 _IN_ORDER = _InOrder()
@@ -628,8 +638,7 @@ def compile_inductor(module: fx.GraphModule, args: Sequence[Any], partition: Par
     A partition of None leaves the split to PyTorch's own partitioner.
 
     A hit in AOTAutograd's cache would never call the partitioner, so that cache is off; Inductor's own, of compiled
-    halves, passes by what is compiled outside of Dynamo, as this is: only single kernels are found again. The backward
-    is compiled here, too, and not when it first runs.
+    halves, is on if the user has not turned it off. The backward is compiled here, too, and not when it first runs.
     """
     fresh = fx.GraphModule(module, copy.deepcopy(module.graph))
     planned = inductor_config.patch(
@@ -642,4 +651,17 @@ def compile_inductor(module: fx.GraphModule, args: Sequence[Any], partition: Par
     )
     functorch = functorch_config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True)
     with compile_lock, planned, functorch, _keeping_places():
-        return torch._dynamo.disable(compile_fx(fresh, list(args)), reason="recoup runs this graph by its plan")
+        function = compile_fx(fresh, list(args), inner_compile=_compile_half)
+    return torch._dynamo.disable(function, reason="recoup runs this graph by its plan")
+
+
+def _compile_half(half: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
+    """Compile as Inductor does under Dynamo: it looks for what it has compiled before only where sizes might vary."""
+    mode: Any = detect_fake_mode(inputs)
+    if mode is None or mode.shape_env is not None:
+        return compile_fx_inner(half, inputs, **options)
+    mode.shape_env = ShapeEnv()  # of no sizes: they are all known
+    try:
+        return compile_fx_inner(half, inputs, **options)
+    finally:
+        mode.shape_env = None

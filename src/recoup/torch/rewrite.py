@@ -195,6 +195,7 @@ def _split_convolution_backward(graph: fx.Graph, node: fx.Node, nearly: bool) ->
         return
     with graph.inserting_before(node):
         if parts:
+            _copy_gradient(graph, node)
             for_weight = _masked(graph, node, [False, mask[1], mask[2]])
         fresh = _convolution_back(graph, node, nearly)
         if fresh is None and not parts:
@@ -206,6 +207,27 @@ def _split_convolution_backward(graph: fx.Graph, node: fx.Node, nearly: bool) ->
         with graph.inserting_before(part):
             _replace(part, graph.call_function(operator.getitem, (for_weight, index)))
     graph.erase_node(node)
+
+
+def _copy_gradient(graph: fx.Graph, node: fx.Node) -> None:
+    """Copy, once for both kernels, what each would copy for itself: a gradient that is a slice of another one, say.
+
+    A bias's gradient is summed up without, and not to be rounded otherwise.
+    """
+    gradient: Any = node.args[0]
+    fake, wanted, mask = gradient.meta["val"], node.meta["val"][0], node.args[10]
+    if mask[2] or _lies_densely(fake):  # type: ignore[index]
+        return
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(wanted.dim())
+    is_last = last is not None and wanted.is_contiguous(memory_format=last) and not wanted.is_contiguous()
+    layout = last if is_last else torch.contiguous_format
+    node.update_arg(0, _call(graph, aten.clone.default, gradient, memory_format=layout))
+
+
+def _lies_densely(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's elements are all there is between its first and its last."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in steps) == tensor.numel()
 
 
 def _convolution_back(graph: fx.Graph, node: fx.Node, nearly: bool) -> fx.Node | None:

@@ -235,4 +235,5 @@ def test_halves_that_were_compiled_are_found_again(tmp_path, monkeypatch):
         return counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"]
 
     with fresh_cache(dir=tmp_path), inductor_config.patch(force_disable_caches=False, fx_graph_cache=True):
-        assert [run(0), run(0), run(1)] == [(0, 2), (2, 0), (0, 2)]
+        found = [run(0), run(0), run(1)]
+    assert [(hits > 0, misses > 0) for hits, misses in found] == [(False, True), (True, False), (False, True)]

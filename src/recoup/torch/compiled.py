@@ -34,7 +34,7 @@ from recoup.torch.internals import (
     written_input,
 )
 from recoup.torch.joint import ARRIVAL, Joint, from_tangents, read_joint
-from recoup.torch.memory import live_bytes, measure_peak
+from recoup.torch.memory import live_bytes, measure_rise
 from recoup.torch.planning import StepPlan, StepPlanner, known_by
 from recoup.torch.rewrite import (
     are_leaves,
@@ -151,11 +151,12 @@ class _Partitioner:
 
 @dataclass(frozen=True)
 class _Tried:
-    """A compiled step, its plan, and what it took: bytes at the peak, and seconds."""
+    """A compiled step, its plan, and what it took: bytes at the peak, those of them that it added, and seconds."""
 
     function: Callable[..., Any]
     step: StepPlan
     peak_bytes: int
+    rise_bytes: int
     seconds: float
     correction: int = 0
 
@@ -266,7 +267,7 @@ def compile_step(
         best.step,
         plan=_as_measured(best.step.plan, best.peak_bytes),
         correction=best.correction,
-        resident=planner.resident + best.room,
+        resident=best.step.budget - best.rise_bytes,
     )
 
 
@@ -283,24 +284,26 @@ def _try_out(
 ) -> _Tried:
     """Run forward and backward on the caller's own inputs and undo it: no gradient, buffer or random state changes."""
     planner.reporter.say("trying out the compiled step")
-    tried: tuple[int, float] | None = None
+    tried: tuple[int, int, float] | None = None
     with suppress(torch.OutOfMemoryError):
         room = _Room.of(step.plan.graph)
         tried = _measured(partial(_step, function, args, planner.device, room), args, planner.device, written)
     if tried is None:
         peak, seconds = int(step.plan.peak_bytes * (1 + OUT_OF_MEMORY)), math.inf
+        rise = peak
         gc.collect()  # the error held on to what was there, in cycles too: the next one is to be measured without
         torch.cuda.empty_cache()
     else:
-        peak, seconds = tried[0] + planner.settings.reserve_bytes, tried[1]
+        resident, rise, seconds = tried
+        peak = resident + rise + planner.settings.reserve_bytes
     planner.reporter.tried(step.plan.peak_bytes, peak, seconds)
-    return _Tried(function, step, peak, seconds)
+    return _Tried(function, step, peak, rise, seconds)
 
 
 def _measured(
     step: Callable[[], None], args: Sequence[Any], device: torch.device, written: set[int | None]
-) -> tuple[int, float]:
-    """Bytes at the peak of a step on these arguments, and seconds."""
+) -> tuple[int, int, float]:
+    """Bytes before a step on these arguments, the most that it adds to them, and seconds."""
     tensors = [
         arg
         for index, arg in enumerate(args)
@@ -311,7 +314,7 @@ def _measured(
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type="cuda"):
             step()
-            peak = measure_peak(step, device)
+            resident, rise = measure_rise(step, device)
             times = []
             for _ in range(3):
                 start = time.perf_counter()
@@ -324,7 +327,7 @@ def _measured(
             for tensor, before, copy in zip(tensors, writes, copies, strict=True):
                 if count_writes(tensor) != before:
                     tensor.copy_(copy)
-    return peak - live_bytes(copies, device), statistics.median(times)
+    return resident - live_bytes(copies, device), rise, statistics.median(times)
 
 
 @dataclass(frozen=True)

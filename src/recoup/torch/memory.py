@@ -171,15 +171,20 @@ def automatic_budget(device: torch.device) -> int:
 
 def measure_peak(function: Callable[[], Any], device: torch.device) -> int:
     """The most bytes allocated on the device while ``function`` runs, what was there before included."""
+    return sum(measure_rise(function, device))
+
+
+def measure_rise(function: Callable[[], Any], device: torch.device) -> tuple[int, int]:
+    """Bytes allocated on the device before ``function`` runs, and the most that it adds to them."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
+        before = resident_bytes(device)
         function()
         torch.cuda.synchronize(device)
-        return torch.cuda.max_memory_allocated(device)
+        return before, torch.cuda.max_memory_allocated(device) - before
     refuse_profilers()
-    before = resident_bytes(device)
-    return before + max(allocation_curve(function), default=0)
+    return resident_bytes(device), max(allocation_curve(function), default=0)
 
 
 def refuse_profilers() -> None:

@@ -210,6 +210,24 @@ def test_a_plan_is_known_whatever_the_workspaces_are():
     assert with_(workspace=64) == with_(workspace=0) != with_(time=2)
 
 
+@pytest.mark.parametrize(("before", "solved"), [(64, False), (2**16, True)], ids=["a little", "much"])
+def test_a_plan_is_made_anew_where_smaller_workspaces_leave_much_of_the_budget(
+    tmp_path, choosing, monkeypatch, before, solved
+):
+    """A plan that still takes about what it took is kept, whatever the workspaces are that it does not depend on."""
+    solve, calls = recoup.torch.planning.solve, []
+    x = images()
+    choosing(before)
+    budget = int(0.8 * recoup.plan(net(), x, 1.0, cache=tmp_path, **QUICK).peak_bytes)
+    first = recoup.plan(net(), x, budget, cache=tmp_path, **QUICK)
+    assert len(first.schedule) > len(first.graph.ops)
+    choosing(0)  # another process
+    monkeypatch.setattr(recoup.torch.planning, "solve", lambda *args, **how: calls.append(args) or solve(*args, **how))
+    again = recoup.plan(net(), x, budget, cache=tmp_path, **QUICK)
+    assert bool(calls) == solved
+    assert again.cost < first.cost if solved else again.schedule.steps() == first.schedule.steps()
+
+
 def test_what_was_measured_before_a_library_was_given_up_is_measured_again(tmp_path, monkeypatch):
     """As PyTorch gives up oneDNN at the first product in bfloat16 on a CPU that has none."""
     honest = recoup.torch.measuring.measure

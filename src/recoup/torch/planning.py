@@ -30,7 +30,7 @@ from recoup.torch.step import ARGUMENTS, arguments, step_graph
 from recoup.torch.store import Store, conditions, library_versions
 from recoup.units import Budget, format_bytes, resolve_budget
 
-FALLEN = 0.9  # of the workspaces that a plan was made with: with less, there may be a better one
+FALLEN = 0.97  # of the peak that a plan was made with: where smaller workspaces make it less, there may be a better one
 GRAIN = 1024  # resident memory is rounded up to this part of the budget, so that a few bytes more are no new plan
 
 
@@ -264,11 +264,10 @@ class StepPlanner:
         """A plan from the store or from the planner, or why there is none."""
         settings = self.settings
         key = f"{known_by(graph)} {limit} {settings.planner} {settings.gap} {settings.time_limit}"
-        total = sum(op.workspace for op in graph.ops)
         kept = self.store.recall(key)
-        if kept and isinstance(kept[0], int) and total >= FALLEN * kept[0]:
+        if kept and isinstance(kept[0], int):
             plan = _stored(kept[1:], graph, limit)
-            if plan is not None:
+            if plan is not None and plan.peak_bytes >= FALLEN * kept[0]:
                 return plan, ""
         start = _stored(list(self.start) or None, graph, limit)
         solution = solve(
@@ -287,7 +286,7 @@ class StepPlanner:
             solution = replace(solve(graph, None, "min-memory", time_limit=SMALLEST_BUDGET_SECONDS), budget_bytes=limit)
         if solution.schedule is None or (solution.peak_bytes or 0) > limit:
             return None, solution.why()
-        self.store.keep(key, [total, *solution.schedule.steps()])
+        self.store.keep(key, [solution.peak_bytes, *solution.schedule.steps()])
         return Plan.of(solution), ""
 
 

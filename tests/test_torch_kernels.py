@@ -15,9 +15,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import recoup
 import recoup.torch.split
-from recoup.torch import compiled, internals
+from recoup.torch import compiled
 from recoup.torch.fusion import folded_nodes
-from recoup.torch.internals import compile_joint
+from recoup.torch.internals import inductor
+from recoup.torch.internals.graphs import compile_joint
 from recoup.torch.joint import ARRIVAL, read_joint
 from recoup.torch.rewrite import copy_into_concatenations
 from recoup.torch.rng import EAGER
@@ -42,7 +43,7 @@ def nothing_compiled(monkeypatch):
 def halves(monkeypatch):
     """The kernels of every half that is compiled, in the order in which they run."""
     found: list[list[Any]] = []
-    in_order = internals._InOrder.__call__
+    in_order = inductor._InOrder.__call__
 
     def look(self, nodes):
         assert not inductor_config.reorder_for_peak_memory
@@ -50,7 +51,7 @@ def halves(monkeypatch):
         assert set(found[-1]) == set(nodes)
         return found[-1]
 
-    monkeypatch.setattr(internals._InOrder, "__call__", look)
+    monkeypatch.setattr(inductor._InOrder, "__call__", look)
     return found
 
 
@@ -76,7 +77,7 @@ def test_what_is_made_again_is_not_fused_across_places(tmp_path, halves):
     recoup.optimize(model, budget=0.75, cache=tmp_path, **COMPILED)
     step(model, torch.randn(512, 64))
     assert repeats(model) > 0
-    seen = [internals._places(node) for half in halves for node in half]
+    seen = [inductor._places(node) for half in halves for node in half]
     kept = [places for places in seen if any(place.fixed for place in places)]
     assert len({place.first for places in kept for place in places}) > 1  # there are several places
     for places in kept:  # and no kernel is at two
@@ -89,7 +90,7 @@ def test_kernels_run_in_the_order_of_the_plan(tmp_path, halves):
     model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(4)))
     recoup.optimize(model, budget=0.8, cache=tmp_path, **COMPILED)
     step(model, torch.randn(512, 64))
-    backward = [origin.name for node in halves[-1] for origin in internals._origins(node)]
+    backward = [origin.name for node in halves[-1] for origin in inductor._origins(node)]
     sums, products = ([name for name in backward if name.startswith(kind)] for kind in ("sum", "mm"))
     assert len(sums) == 4
     assert len(products) == 7
@@ -108,7 +109,7 @@ def test_the_copy_of_a_weight_waits_until_it_is_read(tmp_path, halves):
     copies = 0
     for half in halves:
         for index, node in enumerate(half):
-            if all(origin.op == "placeholder" for origin in internals._origins(node)):
+            if all(origin.op == "placeholder" for origin in inductor._origins(node)):
                 soon = [{dependency.name for dependency in one.unmet_dependencies} for one in half[index + 1 :][:2]]
                 assert not set().union(*soon).isdisjoint(node.get_buffer_names())  # the input may be copied, too
                 copies += 1
@@ -221,7 +222,7 @@ def test_what_draws_in_the_backward_stays_there():
 
 def test_halves_that_were_compiled_are_found_again(tmp_path, monkeypatch):
     """Unless the same is to run at other places, which is not in the graphs that Inductor is given."""
-    keep = internals.keep_place
+    keep = inductor.keep_place
 
     def run(more: int) -> tuple[int, int]:
         monkeypatch.setattr(recoup.torch.split, "keep_place", lambda node, at, **how: keep(node, at + more, **how))

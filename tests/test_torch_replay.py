@@ -8,7 +8,7 @@ from torch._inductor import config as inductor_config
 from torch.nn import functional
 
 from recoup.torch.fusion import folded_nodes
-from recoup.torch.internals import compile_inductor
+from recoup.torch.internals.inductor import compile_inductor
 from recoup.torch.joint import ARRIVAL, read_joint
 from recoup.torch.rng import INDUCTOR
 from recoup.torch.split import split

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import recoup
 from recoup.torch.costs import Cost
-from recoup.torch.internals import compile_joint
+from recoup.torch.internals.graphs import compile_joint
 from recoup.torch.joint import read_joint
 from recoup.torch.rewrite import order_products, split_convolutions
 from recoup.torch.rng import EAGER

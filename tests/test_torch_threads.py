@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import recoup
 from recoup.torch import session
-from recoup.torch.internals import compile_dynamo
+from recoup.torch.internals.dynamo import compile_dynamo
 from tests.torch_helpers import QUICK, repeats, tight
 
 pytestmark = pytest.mark.usefixtures("one_thread")

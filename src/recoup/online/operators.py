@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from recoup.online.calls import flat_tensors
-from recoup.torch.internals import ATOMIC, COLLECTIVES, is_made_of_others
+from recoup.torch.internals.graphs import ATOMIC, COLLECTIVES
+from recoup.torch.internals.tensors import is_made_of_others
 
 STATISTICS = slice(3, 5)
 """Where a batch norm has its running statistics."""

@@ -20,7 +20,7 @@ from torch import fx
 from recoup.torch import measuring
 from recoup.torch.costs import Cost, signature
 from recoup.torch.estimate import estimate
-from recoup.torch.internals import real_tensors
+from recoup.torch.internals.tensors import real_tensors
 from recoup.torch.joint import from_tangents
 from recoup.torch.measuring import measured_as
 from recoup.torch.store import Store, library_versions

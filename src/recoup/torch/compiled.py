@@ -24,15 +24,9 @@ from recoup.torch.algorithms import Untried, with_algorithms
 from recoup.torch.corrections import Corrections
 from recoup.torch.costs import Cost
 from recoup.torch.fusion import folded_nodes, fused_costs, is_fused_kernel
-from recoup.torch.internals import (
-    argument,
-    communicates,
-    compile_inductor,
-    count_writes,
-    lay_out_convolutions,
-    prefers_channels_last,
-    written_input,
-)
+from recoup.torch.internals.graphs import argument, communicates, written_input
+from recoup.torch.internals.inductor import compile_inductor, lay_out_convolutions, prefers_channels_last
+from recoup.torch.internals.tensors import count_writes
 from recoup.torch.joint import ARRIVAL, Joint, from_tangents, read_joint
 from recoup.torch.memory import live_bytes, measure_rise
 from recoup.torch.planning import StepPlan, StepPlanner, known_by

@@ -11,7 +11,7 @@ from torch import fx
 from recoup.errors import BudgetError
 from recoup.torch.algorithms import with_algorithms
 from recoup.torch.costs import signature
-from recoup.torch.internals import compile_joint
+from recoup.torch.internals.graphs import compile_joint
 from recoup.torch.joint import read_joint
 from recoup.torch.planning import StepPlan, StepPlanner
 from recoup.torch.rewrite import are_leaves, copy_gradients, order_products, split_convolutions, use_best_batch_norm

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry
 
 from recoup.torch.costs import Cost, tensors_of
-from recoup.torch.internals import real_tensors
+from recoup.torch.internals.tensors import real_tensors
 
 LAUNCH_SECONDS = 2e-6  # no op takes less
 ENOUGH_SECONDS = 0.1  # of measuring one rate: a CPU without half precision takes long for a product in it

@@ -17,7 +17,9 @@ from torch import fx
 
 from recoup.torch.costs import Cost, signature, tensors_of
 from recoup.torch.estimate import Rates
-from recoup.torch.internals import is_fusible, is_generated, storage_key, written_input
+from recoup.torch.internals.graphs import written_input
+from recoup.torch.internals.inductor import is_fusible, is_generated
+from recoup.torch.internals.tensors import storage_key
 from recoup.torch.joint import Joint, JointOp, from_tangents
 
 READS = 4  # Inductor writes a value that several kernels use once computing it reads more than this many buffers

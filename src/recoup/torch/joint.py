@@ -19,16 +19,16 @@ from torch import fx
 from recoup.errors import CaptureError
 from recoup.graph import Phase
 from recoup.torch.costs import tensors_of
-from recoup.torch.internals import (
+from recoup.torch.internals.graphs import (
     is_of_backward,
     is_of_forward,
     is_once,
     is_random,
     mutated_inputs,
     output_node,
-    storage_key,
     written_input,
 )
+from recoup.torch.internals.tensors import storage_key
 
 ARRIVAL = "tangents"  # the id of the op that stands for "the gradient of the outputs is there"
 BATCH_NORMS = {  # the training-mode batch norms, and where their new running statistics are among what they return

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 
 from recoup.errors import RecoupError
 from recoup.torch.costs import Cost, tensors_of
-from recoup.torch.internals import communicates
+from recoup.torch.internals.graphs import communicates
 from recoup.torch.memory import allocation_curve, limited_to, resident_bytes
 
 WARM_UP = 2  # runs that are not timed: a convolution tries its algorithms in the first, its workspace is that of all

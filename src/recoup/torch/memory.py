@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from recoup.errors import BudgetError, CaptureError
-from recoup.torch.internals import (
+from recoup.torch.internals.tensors import (
     allocated_and_released,
     has_storage,
     is_fake,

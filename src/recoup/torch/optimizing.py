@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from recoup.errors import CaptureError, RecoupError, RecoupWarning, SettingError
 from recoup.planfile import Plan
-from recoup.torch.internals import (
+from recoup.torch.internals.dynamo import (
     active_mode,
     breaks_since,
     call_instead,

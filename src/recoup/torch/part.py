@@ -16,7 +16,8 @@ from torch import fx
 from recoup.errors import BudgetError
 from recoup.planfile import Plan
 from recoup.torch import compiled, eager
-from recoup.torch.internals import UNTRACEABLE, graph_break, has_maximum, largest_sizes
+from recoup.torch.internals.dynamo import graph_break, has_maximum, largest_sizes
+from recoup.torch.internals.graphs import UNTRACEABLE
 from recoup.torch.memory import allocated_size, is_on
 from recoup.torch.planning import StepPlanner
 from recoup.torch.progress import Reporter

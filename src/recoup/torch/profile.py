@@ -10,7 +10,7 @@ from recoup.torch import algorithms, measuring
 from recoup.torch.algorithms import Listener
 from recoup.torch.costs import Cost, signature
 from recoup.torch.estimate import estimate
-from recoup.torch.internals import real_tensors
+from recoup.torch.internals.tensors import real_tensors
 from recoup.torch.measuring import measured_as
 from recoup.torch.memory import refuse_profilers
 from recoup.torch.store import Store, library_versions

@@ -12,15 +12,8 @@ from torch import fx
 
 from recoup.torch.costs import tensors_of
 from recoup.torch.fusion import LARGE, is_view, node_bytes
-from recoup.torch.internals import (
-    are_one_kernel,
-    argument,
-    gradients,
-    is_fusible,
-    is_generated,
-    no_longer_of_forward,
-    output_node,
-)
+from recoup.torch.internals.graphs import are_one_kernel, argument, gradients, no_longer_of_forward, output_node
+from recoup.torch.internals.inductor import is_fusible, is_generated
 from recoup.torch.joint import from_tangents
 
 aten = torch.ops.aten

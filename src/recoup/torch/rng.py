@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from recoup.torch.internals import RUN_AND_SAVE_STATE, RUN_WITH_STATE
+from recoup.torch.internals.graphs import RUN_AND_SAVE_STATE, RUN_WITH_STATE
 
 CPU_STATE_BYTES = torch.get_rng_state().numel()
 _drawing = threading.RLock()

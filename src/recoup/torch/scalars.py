@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from recoup.torch.internals import is_float_in_a_tensor
+from recoup.torch.internals.dynamo import is_float_in_a_tensor
 
 _ARITHMETIC = {
     operator.add, operator.iadd, operator.sub, operator.isub, operator.mul, operator.imul,

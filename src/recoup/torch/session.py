@@ -13,7 +13,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from recoup.errors import RecoupWarning
-from recoup.torch.internals import Break
+from recoup.torch.internals.dynamo import Break
 from recoup.torch.memory import automatic_budget, live_bytes, resident_bytes
 from recoup.torch.settings import Mode, Settings
 from recoup.torch.store import Store, conditions

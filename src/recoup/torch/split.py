@@ -17,7 +17,7 @@ from torch import fx
 
 from recoup.torch.costs import tensors_of
 from recoup.torch.fusion import is_fused_kernel
-from recoup.torch.internals import keep_place
+from recoup.torch.internals.inductor import keep_place
 from recoup.torch.joint import ARRIVAL, Joint, JointOp
 from recoup.torch.rng import CPU_STATE_BYTES, Replay
 

@@ -17,7 +17,7 @@ from recoup.errors import RecoupError
 from recoup.files import write_text
 from recoup.torch.costs import Cost
 from recoup.torch.estimate import Rates
-from recoup.torch.internals import float32_precisions
+from recoup.torch.internals.tensors import float32_precisions
 
 Where = bool | str | Path
 

@@ -261,6 +261,10 @@ def test_what_a_trial_leaves_on_the_device_is_no_reason_to_plan_again(tmp_path, 
     run(model, x, steps=3)
     assert len(left) == 1
     assert repeats(model) > 0
+    more = torch.empty(2**12)
+    run(model, x, steps=1)
+    assert len(left) == 2  # for what came from elsewhere there was no room
+    del more
 
 
 def test_what_happens_outside_counts_when_a_step_is_tried(tmp_path):

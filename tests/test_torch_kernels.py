@@ -116,6 +116,36 @@ def test_the_copy_of_a_weight_waits_until_it_is_read(tmp_path, halves):
     assert copies >= 6
 
 
+class Parts(nn.Module):
+    """Two convolutions side by side, whose gradients are slices of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = (nn.Conv2d(4, 16, 3, padding=1, bias=False) for _ in range(2))
+        self.both = nn.Conv2d(32, 4, 3, padding=1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.both(torch.cat([self.left(x.sin()), self.right(x.cos())], dim=1))
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_a_convolutions_kernels_share_the_copy_of_a_gradient(tmp_path, halves, monkeypatch, channels_last):
+    """However they are laid out: slices are copied, and what comes from outside, in the layout that is wanted."""
+    monkeypatch.setattr(compiled, "PLAIN", 0.0)  # never PyTorch's own split
+    model = Parts()
+    with inductor_config.patch(layout_optimization=channels_last):
+        recoup.optimize(model, budget="1GiB", cache=tmp_path, **COMPILED)
+        step(model, torch.randn(8, 4, 32, 32, requires_grad=True))
+    reads: dict[str, set[str]] = {}
+    for node in halves[-1]:
+        [name, *others] = [origin.name for origin in inductor._origins(node)]
+        if name.startswith("convolution") and not others:
+            reads.setdefault(name, set()).update(dependency.name for dependency in node.read_writes.reads)
+    for kernel in ("", "_1", "_2"):
+        weight = reads[f"convolution_backward_default{kernel}"]
+        assert len(weight & reads[f"convolution_default{kernel}"]) == 2  # the gradient and the weight
+
+
 def convs(inputs: int, outputs: int) -> nn.Sequential:
     def one(given: int) -> list[nn.Module]:
         return [nn.Conv2d(given, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]

@@ -65,13 +65,14 @@ class _Process:
 
 def alone(contenders: Sequence[Contender]) -> Iterator[tuple[Contender, Measured | str]]:
     """Each contender and what it took, with nothing else on the device, or why it failed."""
+    compiled = [one for one in contenders if one.mode == "inductor"]
     with tempfile.TemporaryDirectory() as folder:
-        first = [process.leave() for process in _ready(contenders, Path(folder), None)]
-    for one, cold in zip(contenders, first, strict=True):
+        first = {process.contender: process.leave() for process in _ready(compiled, Path(folder), None)}
+    for one in contenders:
         with tempfile.TemporaryDirectory() as folder:
             [process] = _ready([one], Path(folder), None)
             found = process.measured()
-        yield one, found if isinstance(found, str) else replace(found, cold_step_seconds=cold)
+        yield one, found if isinstance(found, str) else replace(found, cold_step_seconds=first.get(one))
 
 
 def limited(contenders: Sequence[Contender], slack: float) -> Iterator[tuple[Contender, Measured | str]]:

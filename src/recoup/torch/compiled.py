@@ -103,7 +103,7 @@ class _Partitioner:
         self.is_plain = self.anyway or (self.plainly and self.step.plan.peak_bytes <= PLAIN * self.step.budget)
         if self.is_plain:
             return None
-        split_convolutions(traced, nearly=True)
+        split_convolutions(traced, nearly=True, channels_last=self.channels_last)
         order_products(traced)
         copy_into_concatenations(traced)
         joint = read_joint(traced, outputs, folded_nodes(traced))
@@ -284,7 +284,7 @@ def _try_out(
         tried = _measured(partial(_step, function, args, planner.device, room), args, planner.device, written)
     if tried is None:
         peak, seconds = int(step.plan.peak_bytes * (1 + OUT_OF_MEMORY)), math.inf
-        rise = peak
+        rise = peak  # at most; such a step is never used
         gc.collect()  # the error held on to what was there, in cycles too: the next one is to be measured without
         torch.cuda.empty_cache()
     else:

@@ -177,6 +177,7 @@ def measure_peak(function: Callable[[], Any], device: torch.device) -> int:
 def measure_rise(function: Callable[[], Any], device: torch.device) -> tuple[int, int]:
     """Bytes allocated on the device before ``function`` runs, and the most that it adds to them."""
     if device.type == "cuda":
+        gc.collect()  # what is there before is not to go meanwhile
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = resident_bytes(device)

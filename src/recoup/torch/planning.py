@@ -30,7 +30,7 @@ from recoup.torch.step import ARGUMENTS, arguments, step_graph
 from recoup.torch.store import Store, conditions, library_versions
 from recoup.units import Budget, format_bytes, resolve_budget
 
-FALLEN = 0.97  # of the peak that a plan was made with: where smaller workspaces make it less, there may be a better one
+FALLEN = 0.97  # of what a plan took when it was made: where smaller workspaces make it less, there may be a better one
 GRAIN = 1024  # resident memory is rounded up to this part of the budget, so that a few bytes more are no new plan
 
 
@@ -267,7 +267,7 @@ class StepPlanner:
         kept = self.store.recall(key)
         if kept and isinstance(kept[0], int):
             plan = _stored(kept[1:], graph, limit)
-            if plan is not None and plan.peak_bytes >= FALLEN * kept[0]:
+            if plan is not None and plan.peak_bytes - graph.resident_bytes >= FALLEN * kept[0]:
                 return plan, ""
         start = _stored(list(self.start) or None, graph, limit)
         solution = solve(
@@ -286,8 +286,9 @@ class StepPlanner:
             solution = replace(solve(graph, None, "min-memory", time_limit=SMALLEST_BUDGET_SECONDS), budget_bytes=limit)
         if solution.schedule is None or (solution.peak_bytes or 0) > limit:
             return None, solution.why()
-        self.store.keep(key, [solution.peak_bytes, *solution.schedule.steps()])
-        return Plan.of(solution), ""
+        plan = Plan.of(solution)
+        self.store.keep(key, [plan.peak_bytes - graph.resident_bytes, *solution.schedule.steps()])
+        return plan, ""
 
 
 def known_by(graph: Graph) -> str:

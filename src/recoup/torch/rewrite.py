@@ -19,13 +19,13 @@ from recoup.torch.joint import from_tangents
 aten = torch.ops.aten
 
 
-def split_convolutions(module: fx.GraphModule, nearly: bool = False) -> None:
+def split_convolutions(module: fx.GraphModule, nearly: bool = False, channels_last: bool = False) -> None:
     """Take each convolution's backward apart, so that its input is gone before the input's gradient is made.
 
-    ``nearly`` lets a CPU round otherwise.
+    ``nearly`` lets a CPU round otherwise; ``channels_last`` says that convolutions will be laid out so.
     """
     for node in module.graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
-        _split_convolution_backward(module.graph, node, nearly)
+        _split_convolution_backward(module.graph, node, nearly, channels_last)
     module.recompile()
 
 
@@ -176,7 +176,7 @@ def _move_before(first: fx.Node, second: fx.Node, position: dict[fx.Node, int]) 
             first.prepend(node)
 
 
-def _split_convolution_backward(graph: fx.Graph, node: fx.Node, nearly: bool) -> None:
+def _split_convolution_backward(graph: fx.Graph, node: fx.Node, nearly: bool, channels_last: bool) -> None:
     """The weight's gradient first and the input's after it, which does not read the input where it need not.
 
     The kernels are separate in every back end; ``output_mask`` says which of them run.
@@ -187,40 +187,47 @@ def _split_convolution_backward(graph: fx.Graph, node: fx.Node, nearly: bool) ->
     if for_input is None:
         return
     with graph.inserting_before(node):
-        if parts:
-            _copy_gradient(graph, node)
-            for_weight = _masked(graph, node, [False, mask[1], mask[2]])
-        fresh = _convolution_back(graph, node, nearly)
-        if fresh is None and not parts:
+        back = _convolution_back(graph, node, nearly)
+        if back is None and not parts:
             return
-        if fresh is None:
-            fresh = graph.call_function(operator.getitem, (_masked(graph, node, [True, False, False]), 0))
-        _replace(for_input, fresh)
+        kernel = back or _masked(graph, node, [True, False, False])
+        _replace(for_input, back or graph.call_function(operator.getitem, (kernel, 0)))
+    if parts:
+        with graph.inserting_before(kernel):
+            for_weight = _masked(graph, node, [False, mask[1], mask[2]])
+        _copy_gradient(graph, (for_weight, kernel), channels_last)
     for index, part in parts.items():
         with graph.inserting_before(part):
             _replace(part, graph.call_function(operator.getitem, (for_weight, index)))
     graph.erase_node(node)
 
 
-def _copy_gradient(graph: fx.Graph, node: fx.Node) -> None:
-    """Copy, once for both kernels, what each would copy for itself: a gradient that is a slice of another one, say.
+def _copy_gradient(graph: fx.Graph, kernels: tuple[fx.Node, fx.Node], channels_last: bool) -> None:
+    """Copy, once for both kernels, what each would copy for itself: a gradient that is a slice of another one, or that
+    comes from outside and is to be laid out anew.
 
     A bias's gradient is summed up without, and not to be rounded otherwise.
     """
-    gradient: Any = node.args[0]
-    fake, wanted, mask = gradient.meta["val"], node.meta["val"][0], node.args[10]
-    if mask[2] or _lies_densely(fake):  # type: ignore[index]
-        return
+    for_weight, for_input = kernels
+    gradient: Any = for_weight.args[0]
+    fake, wanted = gradient.meta["val"], tensors_of(for_input.meta["val"])[0]
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(wanted.dim())
     is_last = last is not None and wanted.is_contiguous(memory_format=last) and not wanted.is_contiguous()
+    is_last = is_last or (channels_last and wanted.dim() == 4)  # Inductor lays out no others anew
     layout = last if is_last else torch.contiguous_format
-    node.update_arg(0, _call(graph, aten.clone.default, gradient, memory_format=layout))
+    from_outside = gradient.op == "placeholder" and not fake.is_contiguous(memory_format=layout)
+    if for_weight.args[10][2] or (_lies_densely(fake) and not from_outside):  # type: ignore[index]
+        return
+    with graph.inserting_before(for_weight):
+        copied = _call(graph, aten.clone.default, gradient, memory_format=layout)
+    for kernel in kernels:
+        kernel.update_arg(0, copied)
 
 
 def _lies_densely(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's elements are all there is between its first and its last."""
+    """Whether a tensor that does not overlap itself is all there is between its first and its last element."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
-    return 1 + sum((size - 1) * stride for size, stride in steps) == tensor.numel()
+    return not tensor.numel() or 1 + sum((size - 1) * stride for size, stride in steps) == tensor.numel()
 
 
 def _convolution_back(graph: fx.Graph, node: fx.Node, nearly: bool) -> fx.Node | None:

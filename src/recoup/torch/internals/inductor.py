@@ -86,7 +86,9 @@ class _PlannedPartitioner(CustomPartitionerFn):
         inductor_config.allow_buffer_reuse = False  # it keeps dead buffers for later ones, unaware of workspaces
         inductor_config.reorder_for_peak_memory = False  # unaware of them, too
         inductor_config._post_fusion_custom_pass = _IN_ORDER
-        self._places = repr([[node.meta.get(_PLACE) for node in half.graph.nodes] for half in halves])
+        self._places = repr(
+            [num_fwd_outputs, *([node.meta.get(_PLACE) for node in half.graph.nodes] for half in halves)]
+        )
         return halves
 
     def __deepcopy__(self, _memo: Any) -> _PlannedPartitioner:
@@ -122,9 +124,6 @@ class _InOrder(_SchedulerPass):  # type: ignore[misc]
             return max((places[origin] for origin in _origins(node) if origin in places), default=math.inf)
 
         return list(nodes[0].scheduler.topological_sort_schedule(sorted(nodes, key=last)))
-
-    def __reduce__(self) -> tuple[type, tuple[bytes]]:
-        return bytes, (self.uuid(),)
 
     def uuid(self) -> bytes:
         """As for the partitioner."""
@@ -213,11 +212,12 @@ def compile_inductor(module: fx.GraphModule, args: Sequence[Any], partition: Par
 
 
 def _compile_half(half: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
-    """Compile as Inductor does under Dynamo: it looks for what it has compiled before only where sizes might vary."""
+    """Compile as Inductor does under Dynamo, where it looks for what it has compiled before: not without a shape
+    environment, for the sizes that vary, of which there are none here."""
     mode: Any = detect_fake_mode(inputs)
     if mode is None or mode.shape_env is not None:
         return compile_fx_inner(half, inputs, **options)
-    mode.shape_env = ShapeEnv()  # of no sizes: they are all known
+    mode.shape_env = ShapeEnv()
     try:
         return compile_fx_inner(half, inputs, **options)
     finally:

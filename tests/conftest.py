@@ -95,3 +95,12 @@ def seen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
     with counted(monkeypatch):
         yield
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The operators that came to Python, under blocks that see in C++."""
+    from tests.counting import counted, listen
+
+    with counted(monkeypatch):
+        yield listen(monkeypatch)

@@ -65,7 +65,7 @@ class _Process:
 
 def alone(contenders: Sequence[Contender]) -> Iterator[tuple[Contender, Measured | str]]:
     """Each contender and what it took, with nothing else on the device, or why it failed."""
-    compiled = [one for one in contenders if one.mode == "inductor"]
+    compiled = list(dict.fromkeys(one for one in contenders if one.mode == "inductor"))
     with tempfile.TemporaryDirectory() as folder:
         first = {process.contender: process.leave() for process in _ready(compiled, Path(folder), None)}
     for one in contenders:

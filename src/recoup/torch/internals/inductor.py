@@ -60,6 +60,7 @@ _GENERATED = {
     getattr(torch.ops.prims, name)
     for name in ("sum", "var", "prepare_softmax_online", "_low_memory_max_pool_with_offsets")
 }  # fmt: skip
+
 _PLACE = "recoup_place"
 
 
@@ -86,9 +87,8 @@ class _PlannedPartitioner(CustomPartitionerFn):
         inductor_config.allow_buffer_reuse = False  # it keeps dead buffers for later ones, unaware of workspaces
         inductor_config.reorder_for_peak_memory = False  # unaware of them, too
         inductor_config._post_fusion_custom_pass = _IN_ORDER
-        self._places = repr(
-            [num_fwd_outputs, *([node.meta.get(_PLACE) for node in half.graph.nodes] for half in halves)]
-        )
+        places = [[node.meta.get(_PLACE) for node in half.graph.nodes] for half in halves]
+        self._places = repr((num_fwd_outputs, places))
         return halves
 
     def __deepcopy__(self, _memo: Any) -> _PlannedPartitioner:

@@ -99,6 +99,22 @@ def test_kernels_run_in_the_order_of_the_plan(tmp_path, halves):
     assert inductor_config._post_fusion_custom_pass is None  # for others
 
 
+def test_what_is_made_again_shares_a_kernel_with_the_backward(tmp_path, halves):
+    """The input's gradient comes first, then one kernel for the activation and its backward, which read the same."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(6)), nn.Linear(64, 64))
+    recoup.optimize(model, budget=0.75, cache=tmp_path, **COMPILED)
+    step(model, torch.randn(512, 64))
+    again = [node for node in halves[-1] if any(place.fixed for place in inductor._places(node))]
+    large = [[name for name in node.get_buffer_names() if written(node, name) == 512 * 64] for node in again]
+    assert [len(names) for names in large] == [2] * repeats(model)
+
+
+def written(node: Any, name: str) -> int:
+    """How many elements this buffer of the node has."""
+    return int(node.scheduler.name_to_buf[name].node.get_numel())
+
+
 def test_the_copy_of_a_weight_waits_until_it_is_read(tmp_path, halves):
     """Inductor lays a convolution's weight out anew; that kernel is of no place in the graph."""
     torch.manual_seed(0)

@@ -40,6 +40,7 @@ from recoup.torch.rewrite import (
 from recoup.torch.rng import INDUCTOR
 from recoup.torch.split import split
 from recoup.torch.step import LATER
+from recoup.torch.together import bring_together
 from recoup.units import format_bytes
 
 ATTEMPTS = 3  # how often a step is compiled to make its measured peak meet the budget well
@@ -114,7 +115,7 @@ class _Partitioner:
             known = self.planner.store.recall(self.key)
             self.learned, self.correction = known is not None, sum(known or [self.planner.hint])
         try:
-            self.step = reused or self._plan(planner, joint)
+            self.step = _together(reused or self._plan(planner, joint), joint, planner)
         except Untried:
             self.correction = given
             self.known.clear()  # they were tried with other algorithms
@@ -141,6 +142,15 @@ class _Partitioner:
         store = self.planner.store
         own = [op.node for op in joint.ops if not is_fused_kernel(op)]
         return fused_costs(joint, self.planner.costs(own, self.channels_last), store.rates())
+
+
+def _together(step: StepPlan, joint: Joint, planner: StepPlanner) -> StepPlan:
+    """With the plan's steps in an order that lets Inductor fuse more; the user's own plan is run as it is."""
+    if planner.settings.plan is not None:
+        return step
+    fused = {op.id for op in joint.ops if is_fused_kernel(op)}
+    fixed = {op.id for op in joint.ops if op.once or op.random}
+    return replace(step, plan=bring_together(step.plan, fused, fixed))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from recoup.task import Clock, Finding, Progress, Scope, Task
 from recoup.units import Budget, resolve_budget
 
 TOLERANCE = 1e-8  # relative distance to a solver's bound at which a cost is called optimal: what it can tell apart
-SMALLEST_BUDGET_SECONDS = 2.0  # spent to say which budget would work
+SMALLEST_BUDGET_SECONDS = 4.0  # spent at most to say which budget would work: for 3,000 ops, repair alone takes one
 
 
 def solve(

@@ -53,7 +53,7 @@ def plan(task: Task) -> Finding:
 def _repair(task: Task, floor: int) -> None:
     """For the floor, which is often reached, or else by halves for what lies between it and the best so far."""
     plain = task.offer(Schedule.default(task.graph))
-    clock = task.clock.share(4)
+    clock = task.clock.share(2)
     in_vain, budget = floor - 1, floor
     for _ in range(REPAIRS if len(plain.schedule) else 0):
         repairer = Repairer(task.graph, budget, task.seed, clock.stopped)

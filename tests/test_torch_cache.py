@@ -14,8 +14,10 @@ import recoup.torch.measuring
 import recoup.torch.planning
 from recoup.generators import chain
 from recoup.planners.floor import memory_floor
+from recoup.torch.known import known_by
 from recoup.torch.memory import MIB
 from recoup.torch.models import UNet
+from recoup.torch.planning import rounded
 from recoup.torch.store import library_versions
 from tests.test_torch_plans import images, net, never, train
 from tests.torch_helpers import QUICK, tight
@@ -205,9 +207,14 @@ def test_a_plan_is_known_whatever_the_workspaces_are():
 
     def with_(**changes):
         ops = [replace(op, implementations=(replace(op.implementations[0], **changes),)) for op in graph.ops]
-        return recoup.torch.planning.known_by(replace(graph, ops=tuple(ops)))
+        return known_by(replace(graph, ops=tuple(ops)))
 
     assert with_(workspace=64) == with_(workspace=0) != with_(time=2)
+
+
+def test_a_few_bytes_more_around_a_step_are_no_new_plan():
+    """Resident memory is counted in thousandths of the budget."""
+    assert [rounded(size, 2**20) for size in (0, 1, 1024, 1025)] == [0, 1024, 1024, 2048]
 
 
 @pytest.mark.parametrize(("before", "solved"), [(64, False), (2**16, True)], ids=["a little", "much"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from recoup.torch.joint import ARRIVAL, read_joint
 from recoup.torch.rewrite import copy_into_concatenations
 from recoup.torch.rng import EAGER
 from recoup.torch.split import split
+from tests.test_torch_plans import never
 from tests.torch_helpers import QUICK, repeats
 
 pytestmark = pytest.mark.usefixtures("one_thread", "nothing_compiled")
@@ -102,12 +104,30 @@ def test_kernels_run_in_the_order_of_the_plan(tmp_path, halves):
 def test_what_is_made_again_shares_a_kernel_with_the_backward(tmp_path, halves):
     """The input's gradient comes first, then one kernel for the activation and its backward, which read the same."""
     torch.manual_seed(0)
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(6)), nn.Linear(64, 64))
-    recoup.optimize(model, budget=0.75, cache=tmp_path, **COMPILED)
+    model = perceptron(tmp_path)
     step(model, torch.randn(512, 64))
     again = [node for node in halves[-1] if any(place.fixed for place in inductor._places(node))]
     large = [[name for name in node.get_buffer_names() if written(node, name) == 512 * 64] for node in again]
     assert [len(names) for names in large] == [2] * repeats(model)
+
+
+def perceptron(folder: Path) -> nn.Module:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(6)), nn.Linear(64, 64))
+    return recoup.optimize(model, budget=0.75, cache=folder, **COMPILED)
+
+
+def test_the_order_is_that_of_the_process_before(tmp_path, monkeypatch):
+    """Whatever the workspaces are in this one: what was compiled then is found again."""
+
+    def run():
+        torch.compiler.reset()
+        model = perceptron(tmp_path)
+        step(model, torch.randn(512, 64))
+        return recoup.plans(model)[0].schedule.steps()
+
+    first = run()
+    monkeypatch.setattr(compiled, "bring_together", never)
+    assert run() == first
 
 
 def written(node: Any, name: str) -> int:

@@ -28,8 +28,9 @@ from recoup.torch.internals.graphs import argument, communicates, written_input
 from recoup.torch.internals.inductor import compile_inductor, lay_out_convolutions, prefers_channels_last
 from recoup.torch.internals.tensors import count_writes
 from recoup.torch.joint import ARRIVAL, Joint, from_tangents, read_joint
+from recoup.torch.known import known_by, stored
 from recoup.torch.memory import live_bytes, measure_rise
-from recoup.torch.planning import StepPlan, StepPlanner, known_by
+from recoup.torch.planning import StepPlan, StepPlanner, rounded
 from recoup.torch.rewrite import (
     are_leaves,
     copy_gradients,
@@ -100,7 +101,9 @@ class _Partitioner:
         copy_gradients(traced, outputs, self.leaves)
         plain = read_joint(traced, outputs, folded_nodes(traced))
         self.step = self.planner.plain(plain, self._costs(plain))
-        self.key = f"correction {known_by(self.step.plan.graph)} {self.step.budget}"
+        graph, budget = self.step.plan.graph, self.step.budget
+        about = replace(graph, resident_bytes=rounded(graph.resident_bytes, budget))
+        self.key = f"correction {known_by(about)} {budget}"
         self.is_plain = self.anyway or (self.plainly and self.step.plan.peak_bytes <= PLAIN * self.step.budget)
         if self.is_plain:
             return None
@@ -145,12 +148,22 @@ class _Partitioner:
 
 
 def _together(step: StepPlan, joint: Joint, planner: StepPlanner) -> StepPlan:
-    """With the plan's steps in an order that lets Inductor fuse more; the user's own plan is run as it is."""
+    """With the plan's steps in an order that lets Inductor fuse more; the user's own plan is run as it is.
+
+    The order is kept, too: with other workspaces another one might come out, and be compiled anew in the next process.
+    """
+    plan, store = step.plan, planner.store
     if planner.settings.plan is not None:
         return step
+    key = f"together {known_by(plan.graph)} {plan.schedule.steps()}"
+    kept = stored(store.recall(key), plan.graph, step.budget)
+    if kept is not None:
+        return replace(step, plan=replace(plan, schedule=kept.schedule, peak_bytes=kept.peak_bytes))
     fused = {op.id for op in joint.ops if is_fused_kernel(op)}
     fixed = {op.id for op in joint.ops if op.once or op.random}
-    return replace(step, plan=bring_together(step.plan, fused, fixed))
+    ordered = bring_together(plan, fused, fixed)
+    store.keep(key, list(ordered.schedule.steps()))
+    return replace(step, plan=ordered)
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import fx
 
-from recoup.errors import BudgetError, PlanError, ScheduleError
+from recoup.errors import BudgetError
 from recoup.graph import Graph
 from recoup.judge import simulate
 from recoup.planfile import Plan
@@ -18,9 +17,9 @@ from recoup.schedule import Schedule
 from recoup.solving import SMALLEST_BUDGET_SECONDS, solve
 from recoup.torch.algorithms import Untried, choose_again, has_choices, workspaces
 from recoup.torch.costs import Cost, signature, tensors_of
-from recoup.torch.difference import difference
 from recoup.torch.estimate import ABSENT, estimate
 from recoup.torch.joint import ARRIVAL, Joint, JointOp
+from recoup.torch.known import checked, known_by, stored
 from recoup.torch.memory import allocated_size
 from recoup.torch.profile import profile
 from recoup.torch.progress import Reporter
@@ -95,7 +94,7 @@ class StepPlanner:
         plain = self.plain(joint, costs)
         budget, resident = plain.budget, self.resident
         if self.settings.plan is not None:
-            given = _checked(self.settings.plan, plain.plan.graph, self.where())
+            given = checked(self.settings.plan, plain.plan.graph, self.where())
             if given.peak_bytes > budget:
                 raise BudgetError(
                     f"the plan's peak is {format_bytes(given.peak_bytes)}, over the budget of {format_bytes(budget)}: "
@@ -103,11 +102,10 @@ class StepPlanner:
                 )
             return self._done(given, plain, resident)
         exact = self._graph(joint, costs, budget, max(0, resident + correction))
-        plan = _stored(plain.plan.schedule.steps(), exact, budget)
+        plan = stored(plain.plan.schedule.steps(), exact, budget)
         if plan is not None:
             return self._done(replace(plan, method="plain"), plain, resident)
-        grain = max(1, -(-budget // GRAIN))
-        for assumed in (-(-resident // grain) * grain, resident):
+        for assumed in (rounded(resident, budget), resident):
             plan, why = self._with_states(joint, costs, budget, max(0, assumed + correction))
             if plan is not None:
                 return self._done(plan, plain, assumed)
@@ -181,7 +179,7 @@ class StepPlanner:
                 joint, costs, plain.budget, self.resident + CPU_STATE_BYTES * sum(op.random for op in joint.ops)
             )
             for steps in (plain.plan.schedule.steps(), other.plan.schedule.steps()):
-                plan = _stored(steps, graph, plain.budget)
+                plan = stored(steps, graph, plain.budget)
                 if plan is not None:
                     return self._done(plan, plain, self.resident)
         return None
@@ -266,10 +264,10 @@ class StepPlanner:
         key = f"{known_by(graph)} {limit} {settings.planner} {settings.gap} {settings.time_limit}"
         kept = self.store.recall(key)
         if kept and isinstance(kept[0], int):
-            plan = _stored(kept[1:], graph, limit)
+            plan = stored(kept[1:], graph, limit)
             if plan is not None and plan.peak_bytes - graph.resident_bytes >= FALLEN * kept[0]:
                 return plan, ""
-        start = _stored(list(self.start) or None, graph, limit)
+        start = stored(list(self.start) or None, graph, limit)
         solution = solve(
             graph,
             max(0, limit),
@@ -291,14 +289,10 @@ class StepPlanner:
         return plan, ""
 
 
-def known_by(graph: Graph) -> str:
-    """What is learned about a graph is kept under its fingerprint without workspaces: cuDNN may need others next time.
-
-    Whether a schedule fits with those of now is for the judge to say.
-    """
-    without = [tuple(replace(one, workspace=0) for one in op.implementations) for op in graph.ops]
-    ops = [replace(op, implementations=kinds, meta=None) for op, kinds in zip(graph.ops, without, strict=True)]
-    return replace(graph, ops=tuple(ops)).fingerprint
+def rounded(resident: int, budget: int) -> int:
+    """Up to the next :data:`GRAIN` of the budget."""
+    grain = max(1, -(-budget // GRAIN))
+    return -(-resident // grain) * grain
 
 
 def _random_states(joint: Joint, plan: Plan) -> int:
@@ -309,37 +303,3 @@ def _random_states(joint: Joint, plan: Plan) -> int:
 
 def _on_cpu(op: JointOp) -> bool:
     return all(tensor.device.type == "cpu" for tensor in tensors_of(op.node.meta.get("val")))
-
-
-def _stored(steps: list[Any] | None, graph: Graph, limit: int) -> Plan | None:
-    """A schedule from the store, if the judge still passes it."""
-    if steps is None:
-        return None
-    try:
-        schedule = Schedule.of(graph, steps)
-        judged = simulate(graph, schedule)
-    except ScheduleError:
-        return None
-    if judged.peak_bytes > limit:
-        return None
-    return Plan(graph, schedule, judged.cost, judged.peak_bytes, limit, method="stored")
-
-
-def _checked(plan: Plan, graph: Graph, here: str) -> Plan:
-    """The user's plan, on the graph that was captured; an error that names the difference if it does not belong."""
-    found = difference(plan, graph, here)
-    if found:
-        raise PlanError(f"the plan does not fit this step: {found}")
-    schedule = Schedule.of(graph, plan.schedule.steps())
-    judged = simulate(graph, schedule)
-    if plan.budget_bytes is not None and judged.peak_bytes > plan.budget_bytes:
-        limit = format_bytes(plan.budget_bytes)
-        over = f"its peak would be {format_bytes(judged.peak_bytes)}, over its budget of {limit}"
-        grown = graph.resident_bytes - plan.graph.resident_bytes
-        if judged.peak_bytes - grown > plan.budget_bytes:
-            raise BudgetError(f"operators work in more memory than when the plan was made, and {over}: make another")
-        raise BudgetError(
-            f"the plan was made with {format_bytes(plan.graph.resident_bytes)} resident; now there are "
-            f"{format_bytes(graph.resident_bytes)}, and {over}: make a plan with reserve="
-        )
-    return replace(plan, graph=graph, schedule=schedule, cost=judged.cost, peak_bytes=judged.peak_bytes)

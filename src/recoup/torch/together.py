@@ -35,8 +35,9 @@ def bring_together(plan: Plan, fused: Set[str], fixed: Set[str]) -> Plan:
     large = {value.id for value in graph.values if value.bytes >= LARGE}
     steps = [str(step) for step in plan.schedule.steps()]
     first = {step: place for place, step in reversed(list(enumerate(steps)))}
+    movable = fused - fixed
     for place in range(len(steps) - 1, first[ARRIVAL], -1):
-        if first[steps[place]] < place and steps[place] in fused - fixed:
+        if first[steps[place]] < place and steps[place] in movable:
             moved = _moved(steps, place, ops, fused, fixed, large)
             if moved is not None and _peak(graph, moved) <= plan.peak_bytes:
                 steps = moved

@@ -153,7 +153,7 @@ def _together(step: StepPlan, joint: Joint, planner: StepPlanner) -> StepPlan:
     The order is kept, too: with other workspaces another one might come out, and be compiled anew in the next process.
     """
     plan, store = step.plan, planner.store
-    if planner.settings.plan is not None:
+    if planner.settings.plan is not None or not step.repeats:
         return step
     key = f"together {known_by(plan.graph)} {plan.schedule.steps()}"
     kept = stored(store.recall(key), plan.graph, step.budget)

@@ -1,6 +1,7 @@
 """Two models in two threads: each by its plan, and with the random numbers that it drew."""
 
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
@@ -12,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import recoup
 from recoup.torch import session
 from recoup.torch.internals.dynamo import compile_dynamo
+from recoup.torch.memory import live_bytes, live_tensors, resident_bytes
 from tests.torch_helpers import QUICK, repeats, tight
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -95,6 +97,48 @@ def test_a_model_trains_while_another_is_planned(cache):
     assert all(results)
     assert repeats(trained) > 0
     assert len(trained._compiled_call_impl._recoup_session.parts) == 1
+
+
+def test_looking_while_another_thread_clears_gradients():
+    """PyTorch ends the process if a gradient is read just then; see ``live_tensors``."""
+    parameters, started, stop = [nn.Parameter(torch.zeros(1000)) for _ in range(50)], Event(), Event()
+
+    def train():
+        while not stop.is_set():
+            for parameter in parameters:
+                parameter.grad = torch.ones(1000)
+            assert all(parameter.grad is not None for parameter in parameters)
+            started.set()
+            for parameter in parameters:
+                parameter.grad = None
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            trained = pool.submit(train)
+            started.wait(20)
+            try:
+                for _ in range(30):
+                    live_bytes(live_tensors(), torch.device("cpu"))
+            finally:
+                stop.set()
+            trained.result()
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_gradients_are_counted(monkeypatch):
+    """All of them where there is one thread; with more, those that Python has read."""
+    parameter = nn.Parameter(torch.zeros(1000))
+    before = resident_bytes(torch.device("cpu"))
+    parameter.sum().backward()
+    monkeypatch.setattr(threading, "active_count", lambda: 2)
+    assert resident_bytes(torch.device("cpu")) == before
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    assert resident_bytes(torch.device("cpu")) == before + 4000
+    monkeypatch.setattr(threading, "active_count", lambda: 2)
+    assert resident_bytes(torch.device("cpu")) == before + 4000  # read by the look before
 
 
 def grad_of(trained, x):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -103,11 +104,16 @@ def live_bytes(tensors: Iterable[torch.Tensor], device: torch.device) -> int:
 
 
 def live_tensors() -> Iterable[torch.Tensor]:
-    """Every tensor that Python knows of, and the gradients of leaves."""
+    """Every tensor that Python knows of, and the gradients of leaves if there are no other threads.
+
+    PyTorch ends the process if a gradient is read just when another thread sets it to None. Python knows of those that
+    it has read before, as an optimizer does.
+    """
+    alone = threading.active_count() == 1
     for thing in _instances(torch.Tensor):
         if not is_fake(thing):
             yield thing
-            if thing.is_leaf and thing.grad is not None:
+            if alone and thing.is_leaf and thing.grad is not None:
                 yield thing.grad
 
 

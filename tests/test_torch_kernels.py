@@ -20,8 +20,9 @@ from recoup.torch import compiled
 from recoup.torch.fusion import folded_nodes
 from recoup.torch.internals import inductor
 from recoup.torch.internals.graphs import compile_joint
+from recoup.torch.internals.inductor import is_generated
 from recoup.torch.joint import ARRIVAL, read_joint
-from recoup.torch.rewrite import copy_into_concatenations
+from recoup.torch.rewrite import copy_parts
 from recoup.torch.rng import EAGER
 from recoup.torch.split import split
 from tests.test_torch_plans import never
@@ -221,17 +222,66 @@ def test_the_first_prediction_is_right(tmp_path, monkeypatch, share):
     assert tried[0].peak_bytes == pytest.approx(tried[0].step.plan.peak_bytes, rel=0.001)
 
 
+class SumsUp(torch.autograd.Function):
+    """Makes something in the forward that only the backward reads."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x.cumsum(0))
+        return x.cos()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0]
+
+
 def test_what_only_the_backward_reads_is_made_when_it_does(tmp_path):
-    """The indices of a pool's maxima are in the forward's trace."""
     torch.manual_seed(0)
-    model = nn.Sequential(convs(3, 8), nn.MaxPool2d(2), convs(8, 8))
-    graph = recoup.plan(model, (torch.randn(4, 3, 32, 32),), budget=0.9, cache=tmp_path, **COMPILED).graph
-    indices = graph.op_index["_low_memory_max_pool_offsets_to_indices"]
-    reader = next(
-        index for index, op in enumerate(graph.ops) if not set(graph.ops[indices].outputs).isdisjoint(op.inputs)
-    )
-    assert all(not op.inputs for op in graph.ops[indices + 1 : reader])  # constants
-    assert indices > graph.op_index["tangents"] + 1
+    before, after = nn.Linear(64, 64), nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
+    function, x = lambda x: after(SumsUp.apply(before(x))), torch.randn(512, 64)
+    graph = recoup.plan(function, (x,), budget=1.0, cache=tmp_path, **COMPILED).graph
+    made = graph.op_index["cumsum"]
+    reader = min(index for index, op in enumerate(graph.ops) if not set(graph.ops[made].outputs).isdisjoint(op.inputs))
+    assert reader == made + 1
+    assert made > graph.op_index["tangents"] + 1
+
+
+@pytest.mark.parametrize(
+    ("pool", "channels_last", "kind"),
+    [
+        (nn.MaxPool2d(2), False, "folded"),
+        (nn.MaxPool2d(2), True, "generated"),
+        (nn.MaxPool2d(3, stride=2), False, "generated"),
+        (nn.MaxPool2d(2, dilation=2), False, "of a library"),
+        (nn.MaxPool2d(6, stride=1), False, "of a library"),
+        (nn.AvgPool2d(2), True, "folded"),
+        (nn.AvgPool2d(3, stride=1), True, "generated"),
+    ],
+)
+def test_the_backward_of_a_pool(pool, channels_last, kind):
+    """Inductor computes it inside its readers where windows do not overlap, and has the gradient written."""
+    found = []
+
+    def partition(traced, count):
+        copy_parts(traced)
+        folded = folded_nodes(traced, channels_last)
+        (node,) = (node for node in traced.graph.nodes if "pool2d" in node.name and node.name.endswith("backward"))
+        assert node.args[0] not in folded
+        (copy,) = traced.graph.find_nodes(op="call_function", target=torch.ops.aten.maximum.default)
+        is_written = kind == "of a library"  # which reads what is pooled, too
+        assert (copy in folded, copy.args[0] in folded) == (is_written, not is_written)
+        found.append("folded" if node in folded else "generated" if is_generated(node) else "of a library")
+        return as_it_is(traced, count, folded)
+
+    def backend(module, args):
+        return compile_joint(module, args, partition)
+
+    torch._dynamo.reset()
+    x, y = torch.randn(2, 4, 64, 64, requires_grad=True), torch.randn(4, 1, 1)
+    torch.compile(lambda x: pool((x * y).relu()).sin() * 2, backend=backend)(x).sum().backward()
+    (expected,) = torch.autograd.grad((pool((x * y).relu()).sin() * 2).sum(), x)
+    assert torch.equal(x.grad, expected)
+    assert found == [kind]
 
 
 def test_what_is_concatenated_and_read_elsewhere_is_copied():
@@ -242,13 +292,20 @@ def test_what_is_concatenated_and_read_elsewhere_is_copied():
         return torch.cat([kept, gone, x], dim=1), kept.sum()
 
     traced = make_fx(function, tracing_mode="fake")(torch.randn(128, 128))
-    copy_into_concatenations(traced)
+    copy_parts(traced)
     (concatenation,) = traced.graph.find_nodes(op="call_function", target=torch.ops.aten.cat.default)
     assert [str(part.target) for part in concatenation.args[0]] == ["aten.maximum.default", "aten.cos.default", "x_1"]
     x = torch.randn(128, 128)
     x[0, 0] = torch.nan
     for ours, theirs in zip(traced(x), function(x), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+
+
+def as_it_is(traced, count, folded):
+    """The halves of a step in its own order."""
+    joint = read_joint(traced, count, folded)
+    forward, backward = ([op.id for op in joint.ops if op.phase == phase] for phase in ("forward", "backward"))
+    return split(joint, [*forward, ARRIVAL, *backward], EAGER)
 
 
 class Draws(torch.autograd.Function):
@@ -271,11 +328,10 @@ def test_what_draws_in_the_backward_stays_there():
     phases = {}
 
     def partition(traced, count):
-        copy_into_concatenations(traced)
-        joint = read_joint(traced, count, folded_nodes(traced))
-        phases.update((op.id, op.phase) for op in joint.ops if op.random)
-        forward, backward = ([op.id for op in joint.ops if op.phase == phase] for phase in ("forward", "backward"))
-        return split(joint, [*forward, ARRIVAL, *backward], EAGER)
+        copy_parts(traced)
+        folded = folded_nodes(traced)
+        phases.update((op.id, op.phase) for op in read_joint(traced, count, folded).ops if op.random)
+        return as_it_is(traced, count, folded)
 
     def backend(module, args):
         return compile_joint(module, args, partition)

@@ -34,7 +34,7 @@ from recoup.torch.planning import StepPlan, StepPlanner, rounded
 from recoup.torch.rewrite import (
     are_leaves,
     copy_gradients,
-    copy_into_concatenations,
+    copy_parts,
     order_products,
     split_convolutions,
 )
@@ -99,7 +99,7 @@ class _Partitioner:
         in_backward = from_tangents(traced.graph)
         self.channels_last = prefers_channels_last(node for node in traced.graph.nodes if node not in in_backward)
         copy_gradients(traced, outputs, self.leaves)
-        plain = read_joint(traced, outputs, folded_nodes(traced))
+        plain = read_joint(traced, outputs, folded_nodes(traced, self.channels_last))
         self.step = self.planner.plain(plain, self._costs(plain))
         graph, budget = self.step.plan.graph, self.step.budget
         about = replace(graph, resident_bytes=rounded(graph.resident_bytes, budget))
@@ -109,8 +109,8 @@ class _Partitioner:
             return None
         split_convolutions(traced, nearly=True, channels_last=self.channels_last)
         order_products(traced)
-        copy_into_concatenations(traced)
-        joint = read_joint(traced, outputs, folded_nodes(traced))
+        copy_parts(traced)
+        joint = read_joint(traced, outputs, folded_nodes(traced, self.channels_last))
         planner = replace(self.planner, budget=self.step.budget)  # a fraction is of the step as PyTorch compiles it
         reused = planner.reuse(joint) if self.plainly else None
         given = self.correction

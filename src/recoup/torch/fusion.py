@@ -18,7 +18,7 @@ from torch import fx
 from recoup.torch.costs import Cost, signature, tensors_of
 from recoup.torch.estimate import Rates
 from recoup.torch.internals.graphs import written_input
-from recoup.torch.internals.inductor import is_fusible, is_generated
+from recoup.torch.internals.inductor import is_fusible, is_generated, is_read_often, is_spread_inside, reads_in_place
 from recoup.torch.internals.tensors import storage_key
 from recoup.torch.joint import Joint, JointOp, from_tangents
 
@@ -27,28 +27,34 @@ KERNEL_SECONDS = 2e-6  # what a kernel takes besides moving its bytes
 LARGE = 2**16  # bytes; smaller values are statistics and masks of single dimensions, which cost nothing to read
 
 
-def folded_nodes(module: fx.GraphModule) -> set[fx.Node]:
-    """The nodes of a joint graph that Inductor computes inside their readers."""
+def folded_nodes(module: fx.GraphModule, channels_last: bool = False) -> set[fx.Node]:
+    """The nodes of a joint graph that Inductor computes inside their readers.
+
+    It may lay out ``channels_last`` what convolutions read and write.
+    """
     in_backward = from_tangents(module.graph)
     overwritten = {written_input(node) for node in module.graph.nodes} - {None}
     written = _read_by_other_kernels(module.graph)
     folded: set[fx.Node] = set()
-    large: dict[fx.Node, set[fx.Node]] = {}
+    reads: dict[fx.Node, set[fx.Node]] = {}
     for node in module.graph.nodes:
         if node.op == "output":
             continue
-        reads = set().union(*(large[other] for other in node.all_input_nodes))
-        reused = len(node.users) > 1 and len(reads) >= (READS + 1 if node in in_backward else 2)
+        read = set().union(*(reads[other] for other in node.all_input_nodes))
+        large = sum(node_bytes(other) >= LARGE for other in read)
+        reused = len(node.users) > 1 and large >= (READS + 1 if node in in_backward else 2)
         if is_view(node):
             inside = any(other in folded for other in node.all_input_nodes)
-            large[node] = reads
+            reads[node] = read
             if not overwritten.isdisjoint(node.all_input_nodes):
                 overwritten.add(node)
         else:
-            inside = node.op == "call_function" and is_fusible(node) and not is_generated(node)
+            inside = is_fusible(node) and not is_generated(node)
+            inside = node.op == "call_function" and (inside or is_spread_inside(node, channels_last))
             inside = inside and node not in written and not reused
+            inside = inside and not (len(read) > 1 and is_read_often(node))
             inside = inside and overwritten.isdisjoint(node.all_input_nodes)  # the backward would read it changed
-            large[node] = reads if inside else {node} if node_bytes(node) >= LARGE else set()
+            reads[node] = read if inside else {node}
         if inside:
             folded.add(node)
     return folded
@@ -69,7 +75,7 @@ def _cost(joint: Joint, op: JointOp, measured: Mapping[str, Cost], rates: Rates)
         alone = measured[signature(op.node)]
         return replace(alone, workspace=alone.workspace + _copied(op.node))
     moved = sum(joint.storages[storage].bytes for storage in (*op.reads, *op.writes))
-    return Cost(KERNEL_SECONDS + moved / rates.bytes_per_second, in_place=True)
+    return Cost(KERNEL_SECONDS + moved / rates.bytes_per_second, in_place=reads_in_place(op.node))
 
 
 def _copied(node: fx.Node) -> int:

@@ -13,7 +13,7 @@ from torch import fx
 from recoup.torch.costs import tensors_of
 from recoup.torch.fusion import LARGE, is_view, node_bytes
 from recoup.torch.internals.graphs import are_one_kernel, argument, gradients, no_longer_of_forward, output_node
-from recoup.torch.internals.inductor import is_fusible, is_generated
+from recoup.torch.internals.inductor import gathers, is_fusible, is_generated
 from recoup.torch.joint import from_tangents
 
 aten = torch.ops.aten
@@ -59,25 +59,28 @@ def order_products(module: fx.GraphModule) -> None:
     module.recompile()
 
 
-def copy_into_concatenations(module: fx.GraphModule) -> None:
-    """Copy what is concatenated and read elsewhere, too: Inductor would make it inside of what it is a part of.
+def copy_parts(module: fx.GraphModule) -> None:
+    """Copy what is concatenated, or pooled, and read elsewhere, too.
 
-    A part that is needed for longer, or from earlier on, would keep the whole for as long. The greater of a number and
-    itself is a copy that Inductor does not take for none.
+    Inductor would make it inside of the concatenation, and a part that is needed for longer, or from earlier on, would
+    keep the whole for as long. What is pooled Inductor writes down, others compute it inside of what reads it.
     """
-    for node in module.graph.find_nodes(op="call_function", target=aten.cat.default):
-        parts: list[fx.Node] = node.args[0]  # type: ignore[assignment]
+    for node in module.graph.nodes:
         with module.graph.inserting_before(node):
-            copied = [
-                _call(module.graph, aten.maximum.default, part, part) if _is_made_inside(part) else part
-                for part in parts
-            ]
-        node.args = (copied, *node.args[1:])
+            if node.target == aten.cat.default:
+                node.args = ([_copied_part(part) for part in node.args[0]], *node.args[1:])
+            elif gathers(node):
+                node.args = (_copied_part(node.args[0]), *node.args[1:])
     module.recompile()
 
 
+def _copied_part(part: fx.Node) -> fx.Node:
+    """The greater of a number and itself is a copy that Inductor does not take for none."""
+    return _call(part.graph, aten.maximum.default, part, part) if _is_made_inside(part) else part
+
+
 def _is_made_inside(part: fx.Node) -> bool:
-    """Whether Inductor would generate this part of a concatenation inside of it, for other readers as well.
+    """Whether Inductor would generate it inside of what it is a part of, for other readers as well.
 
     Of numbers that are no floats there are few, and some have no maximum.
     """

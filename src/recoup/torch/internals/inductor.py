@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import fx
@@ -45,9 +45,56 @@ def is_fusible(node: fx.Node) -> bool:
 
 
 def is_generated(node: fx.Node) -> bool:
-    """Whether Inductor generates a kernel for the node whose result is always written: reductions, lookups, pools."""
-    return getattr(node.target, "overloadpacket", None) in _GENERATED
+    """Whether Inductor generates code for the node that is no part of its readers': reductions, lookups, pools."""
+    return getattr(node.target, "overloadpacket", None) in _GENERATED or _windows(node) > 0
 
+
+def gathers(node: fx.Node) -> bool:
+    """Whether each element of what the node makes is computed from several of its first input, or several from one."""
+    return getattr(node.target, "overloadpacket", None) in _GATHERING
+
+
+def reads_in_place(node: fx.Node) -> bool:
+    """Whether Inductor may write what it generates for the node over what the node reads."""
+    return not gathers(node) and _windows(node) == 0
+
+
+def is_read_often(node: fx.Node) -> bool:
+    """Whether all that read the node do so several times, or the backward of a pool does.
+
+    Then Inductor has it written if it is computed from more than one tensor.
+    """
+    spread = any(_windows(user) > 0 and user.args[0] is node for user in node.users)
+    return spread or (bool(node.users) and all(map(gathers, node.users)))
+
+
+def is_spread_inside(node: fx.Node, channels_last: bool) -> bool:
+    """Whether the node is the backward of a pool that Inductor computes inside its readers after all.
+
+    That is where no windows overlap; of maxima not channels last.
+    """
+    given = (other.meta["val"] for other in node.all_input_nodes[:2])
+    if _windows(node) != 1:
+        return False
+    return node.target != _MAX_POOL or not (channels_last or any(tensor.stride(-3) == 1 for tensor in given))
+
+
+def _windows(node: fx.Node) -> int:
+    """How many windows of a pool share an element, given the pool's backward; 0 if Inductor leaves it to a library."""
+    if node.target not in (_MAX_POOL, _AVG_POOL):
+        return 0
+    sizes, strides, dilations = (cast(Sequence[int], node.args[position]) for position in (2, 3, 5))
+    windows = math.prod(-(-sizes[side] // (strides or sizes)[side]) for side in (0, -1))
+    is_dilated = node.target == _MAX_POOL and set(dilations) != {1}
+    return 0 if is_dilated or windows > _MOST_WINDOWS else windows
+
+
+_MAX_POOL = torch.ops.aten.max_pool2d_with_indices_backward.default
+_AVG_POOL = torch.ops.aten.avg_pool2d_backward.default
+_MOST_WINDOWS = 25
+_GATHERING = {
+    getattr(torch.ops.aten, name) for name in ("avg_pool2d", "max_pool2d_with_indices", "upsample_nearest2d")
+} | {torch.ops.prims._low_memory_max_pool_with_offsets}
 
 _GENERATED = {
     getattr(torch.ops.aten, name)

@@ -22,7 +22,7 @@ from recoup.torch.internals import inductor
 from recoup.torch.internals.graphs import compile_joint
 from recoup.torch.internals.inductor import is_generated
 from recoup.torch.joint import ARRIVAL, read_joint
-from recoup.torch.rewrite import copy_parts
+from recoup.torch.rewrite import copy_parts, forget_pooled
 from recoup.torch.rng import EAGER
 from recoup.torch.split import split
 from tests.test_torch_plans import never
@@ -264,6 +264,7 @@ def test_the_backward_of_a_pool(pool, channels_last, kind):
 
     def partition(traced, count):
         copy_parts(traced)
+        forget_pooled(traced, channels_last)
         folded = folded_nodes(traced, channels_last)
         (node,) = (node for node in traced.graph.nodes if "pool2d" in node.name and node.name.endswith("backward"))
         assert node.args[0] not in folded

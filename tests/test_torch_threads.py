@@ -11,9 +11,9 @@ from torch import fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import recoup
-from recoup.torch import session
+from recoup.torch import memory, session
 from recoup.torch.internals.dynamo import compile_dynamo
-from recoup.torch.memory import live_bytes, live_tensors, resident_bytes
+from recoup.torch.memory import is_alone, live_bytes, live_tensors, resident_bytes
 from tests.torch_helpers import QUICK, repeats, tight
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -129,16 +129,41 @@ def test_looking_while_another_thread_clears_gradients():
 
 
 def test_gradients_are_counted(monkeypatch):
-    """All of them where there is one thread; with more, those that Python has read."""
+    """All of them while no other thread may be training; else those that Python has read."""
     parameter = nn.Parameter(torch.zeros(1000))
+    monkeypatch.setattr(memory, "is_alone", lambda: True)
     before = resident_bytes(torch.device("cpu"))
     parameter.sum().backward()
-    monkeypatch.setattr(threading, "active_count", lambda: 2)
+    monkeypatch.setattr(memory, "is_alone", lambda: False)
     assert resident_bytes(torch.device("cpu")) == before
-    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    monkeypatch.setattr(memory, "is_alone", lambda: True)
     assert resident_bytes(torch.device("cpu")) == before + 4000
-    monkeypatch.setattr(threading, "active_count", lambda: 2)
+    monkeypatch.setattr(memory, "is_alone", lambda: False)
     assert resident_bytes(torch.device("cpu")) == before + 4000  # read by the look before
+
+
+def test_threads_that_wait_for_work_are_left_out(monkeypatch):
+    main, there = threading.get_ident(), sys._current_frames()
+    others = set(there) - {main}  # such as those of who runs the tests
+    current = sys._current_frames
+    monkeypatch.setattr(
+        sys, "_current_frames", lambda: {thread: frame for thread, frame in current().items() if thread not in others}
+    )
+    started, stop = Event(), Event()
+
+    def work():
+        started.set()
+        stop.wait(20)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+        assert is_alone()
+        busy = pool.submit(work)
+        started.wait(20)
+        assert not is_alone()
+        stop.set()
+        busy.result()
+    assert is_alone()
 
 
 def grad_of(trained, x):

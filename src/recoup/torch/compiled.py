@@ -35,6 +35,7 @@ from recoup.torch.rewrite import (
     are_leaves,
     copy_gradients,
     copy_parts,
+    forget_pooled,
     order_products,
     split_convolutions,
 )
@@ -110,6 +111,7 @@ class _Partitioner:
         split_convolutions(traced, nearly=True, channels_last=self.channels_last)
         order_products(traced)
         copy_parts(traced)
+        forget_pooled(traced, self.channels_last)
         joint = read_joint(traced, outputs, folded_nodes(traced, self.channels_last))
         planner = replace(self.planner, budget=self.step.budget)  # a fraction is of the step as PyTorch compiles it
         reused = planner.reuse(joint) if self.plainly else None

@@ -10,7 +10,7 @@ A fused kernel costs the bytes that it reads and writes. Only forward kernels ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from torch import fx
@@ -18,7 +18,7 @@ from torch import fx
 from recoup.torch.costs import Cost, signature, tensors_of
 from recoup.torch.estimate import Rates
 from recoup.torch.internals.graphs import written_input
-from recoup.torch.internals.inductor import is_fusible, is_generated, is_read_often, is_spread_inside, reads_in_place
+from recoup.torch.internals.inductor import gathers, is_fusible, is_generated, is_spread_inside, may_overwrite, spreads
 from recoup.torch.internals.tensors import storage_key
 from recoup.torch.joint import Joint, JointOp, from_tangents
 
@@ -30,7 +30,7 @@ LARGE = 2**16  # bytes; smaller values are statistics and masks of single dimens
 def folded_nodes(module: fx.GraphModule, channels_last: bool = False) -> set[fx.Node]:
     """The nodes of a joint graph that Inductor computes inside their readers.
 
-    It may lay out ``channels_last`` what convolutions read and write.
+    ``channels_last`` says that it lays out so what convolutions read and write, and so what is in between.
     """
     in_backward = from_tangents(module.graph)
     overwritten = {written_input(node) for node in module.graph.nodes} - {None}
@@ -52,7 +52,7 @@ def folded_nodes(module: fx.GraphModule, channels_last: bool = False) -> set[fx.
             inside = is_fusible(node) and not is_generated(node)
             inside = node.op == "call_function" and (inside or is_spread_inside(node, channels_last))
             inside = inside and node not in written and not reused
-            inside = inside and not (len(read) > 1 and is_read_often(node))
+            inside = inside and not (len(read) > 1 and _is_read_often(node))
             inside = inside and overwritten.isdisjoint(node.all_input_nodes)  # the backward would read it changed
             reads[node] = read if inside else {node}
         if inside:
@@ -75,7 +75,7 @@ def _cost(joint: Joint, op: JointOp, measured: Mapping[str, Cost], rates: Rates)
         alone = measured[signature(op.node)]
         return replace(alone, workspace=alone.workspace + _copied(op.node))
     moved = sum(joint.storages[storage].bytes for storage in (*op.reads, *op.writes))
-    return Cost(KERNEL_SECONDS + moved / rates.bytes_per_second, in_place=reads_in_place(op.node))
+    return Cost(KERNEL_SECONDS + moved / rates.bytes_per_second, in_place=may_overwrite(op.node))
 
 
 def _copied(node: fx.Node) -> int:
@@ -101,6 +101,25 @@ def _read_by_other_kernels(graph: fx.Graph) -> set[fx.Node]:
                 found.add(other)
                 stack.extend(other.all_input_nodes if is_view(other) else ())
     return found
+
+
+def _is_read_often(node: fx.Node) -> bool:
+    """Whether all that read the node do so several times, or the backward of a pool spreads it.
+
+    Then Inductor has it written if it is computed from more than one tensor.
+    """
+    readers = list(_readers(node))
+    spread = any(spreads(reader) and reader.args[0] is read for reader, read in readers)
+    return spread or (bool(readers) and all(gathers(reader) for reader, _ in readers))
+
+
+def _readers(node: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """What reads the node, and which view of it."""
+    for user in node.users:
+        if is_view(user):
+            yield from _readers(user)
+        else:
+            yield user, node
 
 
 def is_view(node: fx.Node) -> bool:

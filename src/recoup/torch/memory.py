@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -104,17 +106,27 @@ def live_bytes(tensors: Iterable[torch.Tensor], device: torch.device) -> int:
 
 
 def live_tensors() -> Iterable[torch.Tensor]:
-    """Every tensor that Python knows of, and the gradients of leaves if there are no other threads.
+    """Every tensor that Python knows of, and the gradients of leaves if no other thread may be training.
 
     PyTorch ends the process if a gradient is read just when another thread sets it to None. Python knows of those that
-    it has read before, as an optimizer does.
+    it has read before, as an optimizer does; others are missing then.
     """
-    alone = threading.active_count() == 1
+    alone = is_alone()
     for thing in _instances(torch.Tensor):
         if not is_fake(thing):
             yield thing
             if alone and thing.is_leaf and thing.grad is not None:
                 yield thing.grad
+
+
+def is_alone() -> bool:
+    """Whether no other thread is in code that is not Python's own, as one that waits for work is."""
+    for thread, frame in sys._current_frames().items():
+        if thread != threading.get_ident():
+            modules = (str(inner.f_globals.get("__name__")) for inner, _ in traceback.walk_stack(frame))
+            if any(module.partition(".")[0] not in sys.stdlib_module_names for module in modules):
+                return False
+    return True
 
 
 def _instances(kind: type) -> list[Any]:

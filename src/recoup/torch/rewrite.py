@@ -13,7 +13,7 @@ from torch import fx
 from recoup.torch.costs import tensors_of
 from recoup.torch.fusion import LARGE, is_view, node_bytes
 from recoup.torch.internals.graphs import are_one_kernel, argument, gradients, no_longer_of_forward, output_node
-from recoup.torch.internals.inductor import gathers, is_fusible, is_generated
+from recoup.torch.internals.inductor import gathers, is_fusible, is_generated, reads_shape_only
 from recoup.torch.joint import from_tangents
 
 aten = torch.ops.aten
@@ -70,13 +70,33 @@ def copy_parts(module: fx.GraphModule) -> None:
             if node.target == aten.cat.default:
                 node.args = ([_copied_part(part) for part in node.args[0]], *node.args[1:])
             elif gathers(node):
-                node.args = (_copied_part(node.args[0]), *node.args[1:])
+                node.args = (_copied_part(node.args[0], _source(node.args[0])), *node.args[1:])
     module.recompile()
 
 
-def _copied_part(part: fx.Node) -> fx.Node:
-    """The greater of a number and itself is a copy that Inductor does not take for none."""
-    return _call(part.graph, aten.maximum.default, part, part) if _is_made_inside(part) else part
+def forget_pooled(module: fx.GraphModule, channels_last: bool) -> None:
+    """Give the backward of a pool a constant, of which Inductor reads nothing but the shape, for what was pooled.
+
+    What no kernel reads Inductor does not free before the backward ends.
+    """
+    for node in module.graph.nodes:
+        if reads_shape_only(node, channels_last):
+            pooled: Any = node.args[1].meta["val"]
+            given, described = (list(pooled.shape), 0), {"dtype": pooled.dtype, "device": pooled.device}
+            with module.graph.inserting_before(node), pooled.fake_mode:
+                shape = module.graph.call_function(aten.full.default, given, described)
+                shape.meta["val"] = aten.full.default(*given, **described)
+            node.args = (node.args[0], shape, *node.args[2:])
+    module.recompile()
+
+
+def _copied_part(part: fx.Node, source: fx.Node | None = None) -> fx.Node:
+    """A copy, if Inductor would generate the part, or the source that it is a view of, inside.
+
+    The greater of a number and itself is a copy that Inductor does not take for none.
+    """
+    is_inside = _is_made_inside(source or part)
+    return _call(part.graph, aten.maximum.default, part, part) if is_inside else part
 
 
 def _is_made_inside(part: fx.Node) -> bool:

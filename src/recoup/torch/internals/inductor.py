@@ -45,8 +45,11 @@ def is_fusible(node: fx.Node) -> bool:
 
 
 def is_generated(node: fx.Node) -> bool:
-    """Whether Inductor generates code for the node that is no part of its readers': reductions, lookups, pools."""
-    return getattr(node.target, "overloadpacket", None) in _GENERATED or _windows(node) > 0
+    """Whether Inductor generates code for the node, but not inside of what reads it: reductions, lookups, pools.
+
+    For the backward of a pool see :func:`is_spread_inside`.
+    """
+    return getattr(node.target, "overloadpacket", None) in _GENERATED or spreads(node)
 
 
 def gathers(node: fx.Node) -> bool:
@@ -54,33 +57,34 @@ def gathers(node: fx.Node) -> bool:
     return getattr(node.target, "overloadpacket", None) in _GATHERING
 
 
-def reads_in_place(node: fx.Node) -> bool:
-    """Whether Inductor may write what it generates for the node over what the node reads."""
-    return not gathers(node) and _windows(node) == 0
-
-
-def is_read_often(node: fx.Node) -> bool:
-    """Whether all that read the node do so several times, or the backward of a pool does.
-
-    Then Inductor has it written if it is computed from more than one tensor.
-    """
-    spread = any(_windows(user) > 0 and user.args[0] is node for user in node.users)
-    return spread or (bool(node.users) and all(map(gathers, node.users)))
+def spreads(node: fx.Node) -> bool:
+    """Whether the node is the backward of a pool, and Inductor's own."""
+    return _windows(node) > 0
 
 
 def is_spread_inside(node: fx.Node, channels_last: bool) -> bool:
-    """Whether the node is the backward of a pool that Inductor computes inside its readers after all.
+    """Whether it is computed inside of what reads it: where windows do not overlap, if it may be laid out so."""
+    return _windows(node) == 1 and not _is_laid_out(node, channels_last)
 
-    That is where no windows overlap; of maxima not channels last.
-    """
-    given = (other.meta["val"] for other in node.all_input_nodes[:2])
-    if _windows(node) != 1:
-        return False
-    return node.target != _MAX_POOL or not (channels_last or any(tensor.stride(-3) == 1 for tensor in given))
+
+def reads_shape_only(node: fx.Node, channels_last: bool) -> bool:
+    """Whether nothing but the shape matters of what was pooled, the second argument of a pool's backward."""
+    return spreads(node) and not _is_laid_out(node, channels_last)
+
+
+def may_overwrite(node: fx.Node) -> bool:
+    """Whether Inductor may write what it generates for the node over what the node reads."""
+    return not gathers(node) and not spreads(node)
+
+
+def _is_laid_out(node: fx.Node, channels_last: bool) -> bool:
+    """Whether Inductor writes a pool's backward channels last, which it only does for maxima."""
+    strides = (other.meta["val"].stride(-3) for other in node.all_input_nodes[:2])
+    return node.target == _MAX_POOL and (channels_last or 1 in strides)
 
 
 def _windows(node: fx.Node) -> int:
-    """How many windows of a pool share an element, given the pool's backward; 0 if Inductor leaves it to a library."""
+    """How many windows of a pool share an element, given its backward; 0 for what is none, or left to a library."""
     if node.target not in (_MAX_POOL, _AVG_POOL):
         return 0
     sizes, strides, dilations = (cast(Sequence[int], node.args[position]) for position in (2, 3, 5))

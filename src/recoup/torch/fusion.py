@@ -108,18 +108,9 @@ def _is_read_often(node: fx.Node) -> bool:
 
     Then Inductor has it written if it is computed from more than one tensor.
     """
-    readers = list(_readers(node))
-    spread = any(spreads(reader) and reader.args[0] is read for reader, read in readers)
-    return spread or (bool(readers) and all(gathers(reader) for reader, _ in readers))
-
-
-def _readers(node: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
-    """What reads the node, and which view of it."""
-    for user in node.users:
-        if is_view(user):
-            yield from _readers(user)
-        else:
-            yield user, node
+    found = list(readers(node))
+    spread = any(spreads(reader) and reader.args[0] is read for reader, read in found)
+    return spread or (bool(found) and all(gathers(reader) for reader, _ in found))
 
 
 def is_view(node: fx.Node) -> bool:
@@ -131,6 +122,15 @@ def is_view(node: fx.Node) -> bool:
     known = {storage_key(tensor) for tensor in given}
     makes_none = bool(made) and all(storage_key(tensor) in known for tensor in made)
     return node.op == "call_function" and makes_none and written_input(node) is None
+
+
+def readers(node: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """What reads the node, if only through views, and as which of them."""
+    for user in node.users:
+        if is_view(user):
+            yield from readers(user)
+        else:
+            yield user, node
 
 
 def node_bytes(node: fx.Node) -> int:

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from recoup.torch.costs import tensors_of
-from recoup.torch.fusion import LARGE, is_view, node_bytes
+from recoup.torch.fusion import LARGE, is_view, node_bytes, readers
 from recoup.torch.internals.graphs import are_one_kernel, argument, gradients, no_longer_of_forward, output_node
 from recoup.torch.internals.inductor import gathers, is_fusible, is_generated, reads_shape_only
 from recoup.torch.joint import from_tangents
@@ -68,7 +68,7 @@ def copy_parts(module: fx.GraphModule) -> None:
     for node in module.graph.nodes:
         with module.graph.inserting_before(node):
             if node.target == aten.cat.default:
-                node.args = ([_copied_part(part) for part in node.args[0]], *node.args[1:])
+                node.args = ([_copied_part(part, part) for part in node.args[0]], *node.args[1:])
             elif gathers(node):
                 node.args = (_copied_part(node.args[0], _source(node.args[0])), *node.args[1:])
     module.recompile()
@@ -90,13 +90,12 @@ def forget_pooled(module: fx.GraphModule, channels_last: bool) -> None:
     module.recompile()
 
 
-def _copied_part(part: fx.Node, source: fx.Node | None = None) -> fx.Node:
-    """A copy, if Inductor would generate the part, or the source that it is a view of, inside.
+def _copied_part(part: fx.Node, source: fx.Node) -> fx.Node:
+    """A copy, if Inductor would generate the source of the part inside of what the part is read by.
 
     The greater of a number and itself is a copy that Inductor does not take for none.
     """
-    is_inside = _is_made_inside(source or part)
-    return _call(part.graph, aten.maximum.default, part, part) if is_inside else part
+    return _call(part.graph, aten.maximum.default, part, part) if _is_made_inside(source) else part
 
 
 def _is_made_inside(part: fx.Node) -> bool:
@@ -175,7 +174,7 @@ def _last_use(node: fx.Node, position: dict[fx.Node, int]) -> int:
     """The position of the last node that reads it, if only through views. What the step is given is never free."""
     if node.op == "placeholder":
         return len(position)
-    return max((_last_use(user, position) if is_view(user) else position[user] for user in node.users), default=0)
+    return max((position[reader] for reader, _ in readers(node)), default=0)
 
 
 def _held(reads: set[fx.Node], next_reads: set[fx.Node], one: fx.Node, other: fx.Node, over: set[fx.Node]) -> int:

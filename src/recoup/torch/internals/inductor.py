@@ -63,12 +63,12 @@ def spreads(node: fx.Node) -> bool:
 
 
 def is_spread_inside(node: fx.Node, channels_last: bool) -> bool:
-    """Whether it is computed inside of what reads it: where windows do not overlap, if it may be laid out so."""
+    """Whether it is computed inside of what reads it: no windows overlap, and Inductor does not lay it out itself."""
     return _windows(node) == 1 and not _is_laid_out(node, channels_last)
 
 
 def reads_shape_only(node: fx.Node, channels_last: bool) -> bool:
-    """Whether nothing but the shape matters of what was pooled, the second argument of a pool's backward."""
+    """Whether nothing but the shape matters of a pool backward's second argument, which is what was pooled."""
     return spreads(node) and not _is_laid_out(node, channels_last)
 
 

@@ -47,11 +47,15 @@ class _Process:
         return (self.folder / "ready").exists() or self._running.poll() is not None
 
     def leave(self) -> float | None:
-        """Stop here; the seconds of its first step, if it came that far."""
+        """Stop here; the seconds of its first step, if it came that far, and else a line that says why not."""
         ready = self.folder / "ready"
         self._running.kill()
         self._running.communicate()
-        return float(ready.read_text()) if ready.exists() else None
+        if ready.exists():
+            return float(ready.read_text())
+        one = self.contender
+        print(f"{one.model:10} {one.kind} {one.mode}, beside the others: {self._problem()}", flush=True)
+        return None
 
     def measured(self) -> Measured | str:
         """Give it its turn; what it found, or why it failed."""
@@ -59,6 +63,9 @@ class _Process:
         output, _ = self._running.communicate()
         if self._running.returncode == 0:
             return Measured(**json.loads(output.splitlines()[-1]))
+        return self._problem()
+
+    def _problem(self) -> str:
         self._errors.seek(0)
         return (self._errors.read().strip().splitlines() or ["no message"])[-1]
 

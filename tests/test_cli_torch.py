@@ -26,6 +26,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 QUICK = ("--device", "cpu", "--steps", "1", "--time-limit", "1")
 MAKE = """
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 
@@ -62,6 +64,18 @@ def keywords():
 
 def alone():
     return Alone(), (torch.randn(256, 32, requires_grad=True),)
+
+@dataclass
+class Out:
+    count: int
+    out: torch.Tensor
+
+class Wraps(Alone):
+    def forward(self, x):
+        return Out(**super().forward(x))
+
+def a_dataclass():
+    return Wraps(), torch.randn(256, 32)
 
 def frozen():
     return Alone().requires_grad_(False), torch.randn(4, 32)
@@ -211,8 +225,9 @@ def test_a_difference_in_gradients_is_seen(monkeypatch):
     assert row["recoup"]["gradient_difference"] == 0.0
 
 
-def test_a_model_without_blocks_and_without_a_loss():
-    _, row = rows(recoup("run", "models.py:alone", "--budget", "1.0", *QUICK, "--json"))
+@pytest.mark.parametrize("made", ["alone", "a_dataclass"])
+def test_a_model_without_blocks_and_without_a_loss(made):
+    _, row = rows(recoup("run", f"models.py:{made}", "--budget", "1.0", *QUICK, "--json"))
     assert row["torch.utils.checkpoint"]["note"] == "no nn.Sequential or nn.ModuleList of blocks in this model"
     assert row["torch.utils.checkpoint"]["peak_bytes"] is None
     assert row["recoup"]["gradient_difference"] == 0.0

@@ -246,6 +246,48 @@ class TestDropIn:
         with pytest.raises(recoup.CaptureError, match="Linear is a class: optimize a model"):
             recoup.optimize(nn.Linear, budget=1.0)
 
+    def test_a_module_that_is_not_called_as_others_are(self):
+        class Own(nn.Module):
+            def __call__(self, x):
+                return self.forward(x)
+
+            def forward(self, x):
+                return x
+
+        class Above(Own):
+            pass
+
+        traced = torch.jit.trace(nn.Linear(3, 4), torch.randn(2, 3))
+        for model in (Own(), Above(), traced):
+            with pytest.raises(recoup.CaptureError, match="is not called as other modules are"):
+                recoup.optimize(model, budget=1.0)
+        with pytest.raises(recoup.CaptureError, match=r"Own .* what it does in __call__\(\)"):
+            recoup.plan(Own(), torch.randn(2, 3), budget=1.0)
+
+    def test_a_call_of_its_own_that_ends_in_that_of_modules(self, cache):
+        class Counts(nn.Linear):
+            calls = 0
+
+            def __call__(self, x):
+                self.calls += 1
+                return super().__call__(x)
+
+        for model in (Counts(3, 4), torch.fx.symbolic_trace(nn.Linear(3, 4))):
+            model = recoup.optimize(model, budget=1.0, cache=cache, **QUICK)
+            model(torch.randn(2, 3)).sum().backward()
+            assert len(recoup.plans(model)) == 1
+
+    def test_what_computes_later(self):
+        async def waits(x):
+            return x
+
+        def yields(x):
+            yield x
+
+        for function in (waits, yields):
+            with pytest.raises(recoup.CaptureError, match=f"{function.__name__} returns before it has computed"):
+                recoup.optimize(function, budget=1.0)
+
     def test_under_a_dispatch_mode(self, cache):
         model = recoup.optimize(net(), budget=1.0, cache=cache, **QUICK)
         model(images()).sum().backward()

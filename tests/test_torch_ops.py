@@ -41,10 +41,19 @@ class TestRandomness:
         )
         check(model, (torch.randn(256, 8),), cache)
 
-    @pytest.mark.xfail(strict=True, reason="AOTAutograd's native_dropout draws numbers at p=1; plain dropout does not")
     def test_dropout_of_everything(self, cache):
-        model = nn.Sequential(nn.Linear(8, 64), nn.Dropout(1.0), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
+        """Plain dropout draws no numbers for it, and the next one draws them."""
+        model = nn.Sequential(
+            nn.Linear(8, 64), nn.Dropout(1.0), nn.Tanh(), nn.Linear(64, 64), nn.Dropout(0.3), nn.Tanh()
+        )
         check(model, (torch.randn(256, 8),), cache)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_dropout_in_16_bits(self, cache, dtype):
+        model = nn.Sequential(
+            nn.Linear(8, 64), nn.Dropout(0.1), nn.Tanh(), nn.Linear(64, 64), nn.Dropout(0.1), nn.Tanh()
+        )
+        check(model.to(dtype), (torch.randn(256, 8, dtype=dtype),), cache)
 
     def test_a_bernoulli_of_nothing_draws(self, cache):
         class Depth(nn.Module):
@@ -282,6 +291,45 @@ def test_ops_whose_integers_and_numbers_must_be_right(cache):
             return functional.binary_cross_entropy(y, torch.bernoulli(y).detach()) * y.sum()
 
     check(Bag(), (torch.randint(0, 10, (512, 5)),), cache, recomputes=False)
+
+
+@pytest.mark.parametrize(
+    ("mode", "sides"),
+    [
+        ("linear", 1),
+        ("bilinear", 2),
+        ("bicubic", 2),
+        ("trilinear", 3),
+        ("nearest", 2),
+        ("nearest-exact", 2),
+        ("area", 2),
+    ],
+)
+def test_interpolation(cache, mode, sides):
+    """As the one operator that it is, not as the dozens that it can be made of."""
+
+    class Grows(nn.Module):
+        def __init__(self):
+            super().__init__()
+            kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[sides - 1]
+            self.layers = nn.ModuleList(kind(3, 3, 3, padding=1) for _ in range(3))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = functional.interpolate(layer(x).relu(), scale_factor=1.5, mode=mode).tanh()
+            return x
+
+    model = check(Grows(), (torch.randn(4, 3, *[6] * sides),), cache, recomputes=False)
+    ops = [op.name for op in recoup.plans(model)[0].graph.ops]
+    assert len(ops) < 40
+    assert mode == "area" or sum(f"upsample_{mode.replace('-', '_')}" in name for name in ops) == 6
+
+
+def test_the_kernels_of_other_programs_are_left_alone(cache):
+    bilinear = torch.ops.aten.upsample_bilinear2d.vec
+    before = dict(bilinear.py_kernels), dict(torch.ops.aten.dropout.default.py_kernels)
+    check(net(dropout=0.5), (images(),), cache, steps=1)
+    assert before == (bilinear.py_kernels, torch.ops.aten.dropout.default.py_kernels)
 
 
 @pytest.mark.parametrize("name", ["inv", "cholesky", "solve"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ from recoup.torch.internals.dynamo import (
     called_plainly,
     compile_dynamo,
     count_breaks,
+    is_called_past,
     is_traced,
     is_transformed,
 )
@@ -98,15 +100,34 @@ def _optimized(target: Any, settings: Settings) -> Any:
         raise CaptureError("optimize the model first: DistributedDataParallel(recoup.optimize(model, ...))")
     if isinstance(target, type):
         raise CaptureError(f"{target.__name__} is a class: optimize a model, which is an instance of it")
+    planned = _planned(_step_of(target), session)
     if isinstance(target, nn.Module):
-        planned = _planned(called_plainly(target), session)
         call_instead(target, planned)
-    elif callable(target):
-        planned = functools.update_wrapper(_planned(target, session), target)
     else:
-        raise CaptureError(f"{type(target).__name__} is neither a module nor a function")
+        functools.update_wrapper(planned, target)
     setattr(planned, _SESSION, session)  # after update_wrapper, which takes over the session of one optimized before
     return target if isinstance(target, nn.Module) else planned
+
+
+def _step_of(target: Any) -> Callable[..., Any]:
+    """What one call of the target runs, if that is what a plan can take the place of."""
+    if isinstance(target, nn.Module):
+        if is_called_past(target):
+            raise CaptureError(
+                f"{type(target).__name__} is not called as other modules are, so no plan can be put in its place: "
+                "optimize the module that it was made of, or have its class do in forward() what it does in __call__()"
+            )
+        return called_plainly(target)
+    if not callable(target):
+        raise CaptureError(f"{type(target).__name__} is neither a module nor a function")
+    if any(test(target) for test in _LATER):
+        raise CaptureError(
+            f"{target.__name__} returns before it has computed anything: optimize what it calls or awaits"
+        )
+    return target
+
+
+_LATER = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
 
 
 def _planned(function: Callable[..., Any], session: Session) -> Callable[..., Any]:
@@ -184,9 +205,7 @@ def plan(
     if "plan" in options:
         raise SettingError("plan= is for recoup.optimize, which runs a plan; this makes one")
     session = Session(Settings.of(budget, estimate=estimate, **options), only_plan=True)
-    if not callable(target):
-        raise CaptureError(f"{type(target).__name__} is neither a module nor a function")
-    function = called_plainly(target) if isinstance(target, nn.Module) else target
+    function = _step_of(target)
     args, kwargs = arguments(inputs)
     try:
         _planned(function, session)(*args, **kwargs)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -88,15 +88,18 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def _tensors(thing: Any) -> Iterator[Tensor]:
-    """Every tensor in nested tuples, lists and dicts (a dataclass output of a library is a mapping, as a rule)."""
+    """Every tensor in nested tuples, lists, dicts and dataclasses."""
     if isinstance(thing, Tensor):
         yield thing
-    elif isinstance(thing, Mapping):
-        for value in thing.values():
-            yield from _tensors(value)
+    parts: Iterable[Any] = ()
+    if isinstance(thing, Mapping):
+        parts = thing.values()
     elif isinstance(thing, tuple | list):
-        for value in thing:
-            yield from _tensors(value)
+        parts = thing
+    elif is_dataclass(thing) and not isinstance(thing, type):
+        parts = [getattr(thing, field.name) for field in fields(thing)]
+    for part in parts:
+        yield from _tensors(part)
 
 
 def _moved(thing: Any, device: torch.device) -> Any:

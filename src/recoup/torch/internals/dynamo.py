@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 import threading
@@ -131,6 +132,18 @@ def called_instead(module: nn.Module) -> Callable[..., Any] | None:
 def call_instead(module: nn.Module, function: Callable[..., Any]) -> None:
     """Let calling the module run ``function``, as ``module.compile()`` does; a copy or a pickle is without it."""
     module._compiled_call_impl = function
+
+
+def is_called_past(module: nn.Module) -> bool:
+    """Whether calling the module passes by what :func:`call_instead` sets: TorchScript's, or one whose class has a
+    ``__call__`` of its own that does not end in :class:`torch.nn.Module`'s."""
+    classes = itertools.takewhile(lambda kind: kind is not nn.Module, type(module).__mro__)
+    own = (inspect.unwrap(vars(kind)["__call__"]) for kind in classes if "__call__" in vars(kind))
+    names = (getattr(getattr(call, "__code__", None), "co_names", ()) for call in own)
+    return isinstance(module, torch.jit.ScriptModule) or any(map(_CALLS.isdisjoint, names))
+
+
+_CALLS = {"__call__", "_wrapped_call_impl", "_wrapped_call"}  # the last is what fx's modules do
 
 
 def has_maximum(arg: Any) -> bool:

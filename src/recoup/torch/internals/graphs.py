@@ -15,6 +15,8 @@ from torch._prims import rng_prims
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.fx.graph import _BoxedCodeGen
 
+from recoup.torch.internals.operators import SMOOTH, plain_operators
+
 UNTRACEABLE = (DataDependentOutputException, DynamicOutputShapeException)  # what depends on numbers in a tensor
 RUN_AND_SAVE_STATE = rng_prims.run_and_save_rng_state  # (op, *args): the generator's state before, and the result
 RUN_WITH_STATE = rng_prims.run_with_rng_state  # (state, op, *args): the result; both for the current device
@@ -34,7 +36,7 @@ def compile_joint(module: fx.GraphModule, args: Sequence[Any], partition: Partit
     def run(gm: fx.GraphModule, example_inputs: Any) -> Any:
         return boxed(gm)
 
-    with compile_lock:
+    with compile_lock, plain_operators():
         function = aot_module_simplified(module, list(args), fw_compiler=run, bw_compiler=run, partition_fn=split)
     return torch._dynamo.disable(function, reason="recoup runs this graph by its plan")
 
@@ -147,7 +149,9 @@ def _packet_name(node: fx.Node) -> str:
 
 
 COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "_dtensor", "symm_mem")
-ATOMIC = {"scatter_add", "scatter_reduce", "index_add", "index_put", "_unsafe_index_put", "put", "cumsum"}
+ATOMIC = {"scatter_add", "scatter_reduce", "index_add", "index_put", "_unsafe_index_put", "put", "cumsum"} | {
+    f"{name}_backward" for name in SMOOTH
+}
 _CUDNN = ({"Cudnn", "CudnnTranspose"},)
 _ONEDNN = ({"Mkldnn", "MkldnnTranspose"}, {"Mkldnn", "???"})  # the transposed one has no name yet
 

@@ -1,6 +1,7 @@
 """``recoup.optimize`` is a drop-in: the object stays what it was, and everything one does with a model still works."""
 
 import copy
+import functools
 import io
 import pickle
 
@@ -272,7 +273,10 @@ class TestDropIn:
                 self.calls += 1
                 return super().__call__(x)
 
-        for model in (Counts(3, 4), torch.fx.symbolic_trace(nn.Linear(3, 4))):
+        class Typed(nn.Linear):
+            __call__ = nn.Module.__call__
+
+        for model in (Counts(3, 4), Typed(3, 4), torch.fx.symbolic_trace(nn.Linear(3, 4))):
             model = recoup.optimize(model, budget=1.0, cache=cache, **QUICK)
             model(torch.randn(2, 3)).sum().backward()
             assert len(recoup.plans(model)) == 1
@@ -284,8 +288,14 @@ class TestDropIn:
         def yields(x):
             yield x
 
-        for function in (waits, yields):
-            with pytest.raises(recoup.CaptureError, match=f"{function.__name__} returns before it has computed"):
+        class Waits(nn.Module):
+            forward = waits
+
+        class Asks:
+            __call__ = waits
+
+        for function in (waits, yields, functools.partial(waits, 1), Waits(), Asks()):
+            with pytest.raises(recoup.CaptureError, match="returns before it has computed"):
                 recoup.optimize(function, budget=1.0)
 
     def test_under_a_dispatch_mode(self, cache):

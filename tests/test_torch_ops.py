@@ -9,6 +9,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import recoup
+from recoup.torch.internals.operators import _is_one_factor
 from tests.torch_helpers import QUICK, assert_same, check, images, net, state, tight
 
 pytestmark = [
@@ -41,12 +42,43 @@ class TestRandomness:
         )
         check(model, (torch.randn(256, 8),), cache)
 
+    @pytest.mark.parametrize(("p", "training"), [(0.0, True), (0.3, False)])
+    def test_what_drops_nothing_is_no_copy(self, cache, p, training):
+        class Writes(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.second = nn.Linear(8, 64), nn.Linear(64, 64)
+
+            def forward(self, x):
+                y = self.first(x)
+                functional.dropout(y, p, training).add_(1)
+                return self.second(y.tanh()).tanh()
+
+        check(Writes(), (torch.randn(256, 8),), cache, recomputes=False)
+
     def test_dropout_of_everything(self, cache):
         """Plain dropout draws no numbers for it, and the next one draws them."""
         model = nn.Sequential(
             nn.Linear(8, 64), nn.Dropout(1.0), nn.Tanh(), nn.Linear(64, 64), nn.Dropout(0.3), nn.Tanh()
         )
         check(model, (torch.randn(256, 8),), cache)
+
+    @pytest.mark.parametrize("p", [0.04, 0.09, 0.1, 0.128])
+    def test_dropout_by_any_factor(self, cache, p):
+        model = nn.Sequential(nn.Linear(8, 64), nn.Dropout(p), nn.Tanh(), nn.Linear(64, 64), nn.Dropout(p), nn.Tanh())
+        planned = check(model, (torch.randn(256, 8),), cache)
+        names = {op.name for op in recoup.plans(planned)[0].graph.ops}
+        assert ("aten.native_dropout.default" in names) == (p == 0.1)
+
+    def test_which_dropout_is_that_of_plain_pytorch(self):
+        """By its factor, which is the same for every element."""
+        x = torch.ones(64)
+        for p in (number / 200 for number in range(1, 200)):
+            torch.manual_seed(0)
+            plain = functional.dropout(x, p)
+            torch.manual_seed(0)
+            masked, _ = torch.ops.aten.native_dropout(x, p, True)
+            assert torch.equal(plain, masked) == _is_one_factor(p, x.dtype) or not plain.any(), p
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     def test_dropout_in_16_bits(self, cache, dtype):
@@ -323,6 +355,20 @@ def test_interpolation(cache, mode, sides):
     ops = [op.name for op in recoup.plans(model)[0].graph.ops]
     assert len(ops) < 40
     assert mode == "area" or sum(f"upsample_{mode.replace('-', '_')}" in name for name in ops) == 6
+
+
+@pytest.mark.parametrize("kind", ["multi_margin_loss", "multilabel_margin_loss"])
+def test_losses_with_margins(cache, kind):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 16))
+
+        def forward(self, x, y):
+            return getattr(functional, kind)(self.layers(x), y)
+
+    y = torch.randint(16, (256, 16)) if kind == "multilabel_margin_loss" else torch.randint(16, (256,))
+    check(Net(), (torch.randn(256, 16), y), cache, share=0.6)
 
 
 def test_the_kernels_of_other_programs_are_left_alone(cache):

@@ -323,3 +323,10 @@ def test_a_plan_for_a_device_that_is_not_here(cache, monkeypatch):
 def test_a_compiled_step_cannot_be_estimated():
     with pytest.raises(recoup.SettingError, match="needs its device"):
         recoup.plan(nn.Linear(2, 2), torch.ones(1, 2), 0.5, estimate=True, compile="inductor")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_estimate_takes_dropout_for_the_one_operator_that_it_is_on_a_gpu(cache, dtype):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.09), nn.Tanh()).to(dtype)
+    plan = recoup.plan(model, torch.randn(4, 8, dtype=dtype), 1.0, estimate=True, cache=cache)
+    assert "aten.native_dropout.default" in [op.name for op in plan.graph.ops]

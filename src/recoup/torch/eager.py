@@ -48,5 +48,5 @@ def compile_step(
         made.append(step)
         return split(joint, [str(step) for step in made[0].plan.schedule.steps()], EAGER)
 
-    function = with_algorithms(partial(compile_joint, module, args, partition))
+    function = with_algorithms(partial(compile_joint, module, args, partition, planner.settings.estimate))
     return function, made[0] if made else None

@@ -28,6 +28,7 @@ from recoup.torch.internals.dynamo import (
     is_traced,
     is_transformed,
 )
+from recoup.torch.nested import tensors_in
 from recoup.torch.part import Part, Planned
 from recoup.torch.session import Session
 from recoup.torch.settings import Mode, Options, RunOptions, Settings
@@ -111,20 +112,19 @@ def _optimized(target: Any, settings: Settings) -> Any:
 
 def _step_of(target: Any) -> Callable[..., Any]:
     """What one call of the target runs, if that is what a plan can take the place of."""
-    if isinstance(target, nn.Module):
-        if is_called_past(target):
-            raise CaptureError(
-                f"{type(target).__name__} is not called as other modules are, so no plan can be put in its place: "
-                "optimize the module that it was made of, or have its class do in forward() what it does in __call__()"
-            )
-        return called_plainly(target)
+    name = getattr(target, "__name__", type(target).__name__)
     if not callable(target):
-        raise CaptureError(f"{type(target).__name__} is neither a module nor a function")
-    if any(test(target) for test in _LATER):
+        raise CaptureError(f"{name} is neither a module nor a function")
+    if any(test(part) for part in (target, type(target).__call__, getattr(target, "forward", None)) for test in _LATER):
+        raise CaptureError(f"{name} returns before it has computed anything: optimize what it calls or awaits")
+    if not isinstance(target, nn.Module):
+        return target  # type: ignore[no-any-return]
+    if is_called_past(target):
         raise CaptureError(
-            f"{target.__name__} returns before it has computed anything: optimize what it calls or awaits"
+            f"{name} is not called as other modules are, so no plan can be put in its place: optimize the module that "
+            "it was made of, or have its class do in forward() what it does in __call__()"
         )
-    return target
+    return called_plainly(target)
 
 
 _LATER = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
@@ -169,10 +169,8 @@ def _planned(function: Callable[..., Any], session: Session) -> Callable[..., An
 def _computed(result: Any, given: Any) -> bool:
     """Whether a gradient flows through anything in the result that was not given."""
     known = {id(leaf) for leaf in tree_leaves(given)}
-    return any(
-        isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None and id(leaf) not in known
-        for leaf in tree_leaves(result)
-    )
+    found = (tensor for leaf in tree_leaves(result) for tensor in tensors_in(leaf))
+    return any(tensor.grad_fn is not None and id(tensor) not in known for tensor in found)
 
 
 def _backend(session: Session, module: fx.GraphModule, _inputs: Any) -> Callable[..., Any]:

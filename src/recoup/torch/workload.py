@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from recoup.errors import SettingError
 from recoup.torch.models import BlockModel
+from recoup.torch.nested import tensors_in
 
 SEED = 0
 Call = Callable[..., Any]
@@ -48,11 +49,11 @@ class Workload:
 
     def leaves(self, model: nn.Module) -> list[Tensor]:
         """Whose gradients one step leaves behind."""
-        return [tensor for tensor in (*model.parameters(), *_tensors(self.inputs)) if tensor.requires_grad]
+        return [tensor for tensor in (*model.parameters(), *tensors_in(self.inputs)) if tensor.requires_grad]
 
     def scalar(self, result: Any) -> Tensor:
         """What the step goes back from."""
-        tensors = [tensor for tensor in _tensors(result) if tensor.requires_grad]
+        tensors = [tensor for tensor in tensors_in(result) if tensor.requires_grad]
         if isinstance(result, Tensor) and result.numel() == 1 and tensors:
             return result.reshape(())
         if self.loss is not None:
@@ -85,21 +86,6 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     ]
     longest = max(runs, key=len, default=[])
     return longest if len(longest) > 1 else []
-
-
-def _tensors(thing: Any) -> Iterator[Tensor]:
-    """Every tensor in nested tuples, lists, dicts and dataclasses."""
-    if isinstance(thing, Tensor):
-        yield thing
-    parts: Iterable[Any] = ()
-    if isinstance(thing, Mapping):
-        parts = thing.values()
-    elif isinstance(thing, tuple | list):
-        parts = thing
-    elif is_dataclass(thing) and not isinstance(thing, type):
-        parts = [getattr(thing, field.name) for field in fields(thing)]
-    for part in parts:
-        yield from _tensors(part)
 
 
 def _moved(thing: Any, device: torch.device) -> Any:

@@ -138,8 +138,8 @@ def is_called_past(module: nn.Module) -> bool:
     """Whether calling the module passes by what :func:`call_instead` sets: TorchScript's, or one whose class has a
     ``__call__`` of its own that does not end in :class:`torch.nn.Module`'s."""
     classes = itertools.takewhile(lambda kind: kind is not nn.Module, type(module).__mro__)
-    own = (inspect.unwrap(vars(kind)["__call__"]) for kind in classes if "__call__" in vars(kind))
-    names = (getattr(getattr(call, "__code__", None), "co_names", ()) for call in own)
+    own = {vars(kind)["__call__"] for kind in classes if "__call__" in vars(kind)} - {nn.Module.__call__}
+    names = (getattr(getattr(inspect.unwrap(call), "__code__", None), "co_names", ()) for call in own)
     return isinstance(module, torch.jit.ScriptModule) or any(map(_CALLS.isdisjoint, names))
 
 

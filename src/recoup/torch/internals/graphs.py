@@ -23,7 +23,9 @@ RUN_WITH_STATE = rng_prims.run_with_rng_state  # (state, op, *args): the result;
 Partition = Callable[[fx.GraphModule, int], tuple[fx.GraphModule, fx.GraphModule] | None]
 
 
-def compile_joint(module: fx.GraphModule, args: Sequence[Any], partition: Partition) -> Callable[..., Any]:
+def compile_joint(
+    module: fx.GraphModule, args: Sequence[Any], partition: Partition, for_gpu: bool = False
+) -> Callable[..., Any]:
     """Trace forward and backward of ``module`` into one ATen graph, split it with ``partition``, and join the halves.
 
     AOTAutograd at the concrete shapes of ``args``: functionalized, with input mutations applied after the forward. The
@@ -36,7 +38,7 @@ def compile_joint(module: fx.GraphModule, args: Sequence[Any], partition: Partit
     def run(gm: fx.GraphModule, example_inputs: Any) -> Any:
         return boxed(gm)
 
-    with compile_lock, plain_operators():
+    with compile_lock, plain_operators(for_gpu):
         function = aot_module_simplified(module, list(args), fw_compiler=run, bw_compiler=run, partition_fn=split)
     return torch._dynamo.disable(function, reason="recoup runs this graph by its plan")
 
@@ -141,7 +143,9 @@ def communicates(node: fx.Node) -> bool:
 def _differs_each_time(node: fx.Node) -> bool:
     """Whether a second run may differ in the last bits: ops that add with atomics on CUDA."""
     value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.device.type == "cuda" and _packet_name(node) in ATOMIC
+    made = value if isinstance(value, tuple | list) else (value,)
+    on_cuda = any(isinstance(one, torch.Tensor) and one.device.type == "cuda" for one in made)
+    return on_cuda and _packet_name(node) in ATOMIC
 
 
 def _packet_name(node: fx.Node) -> str:
@@ -149,8 +153,15 @@ def _packet_name(node: fx.Node) -> str:
 
 
 COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "_dtensor", "symm_mem")
+_ATOMIC_BACKWARD = (
+    *SMOOTH,
+    *("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "grid_sampler_2d", "grid_sampler_3d", "_ctc_loss"),
+    *("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_max_pool2d", "avg_pool3d", "max_pool3d_with_indices"),
+    *("fractional_max_pool2d", "fractional_max_pool3d", "_embedding_bag_dense"),
+    *(f"{kind}_pad{sides}d" for kind in ("reflection", "replication") for sides in (1, 2, 3)),
+)
 ATOMIC = {"scatter_add", "scatter_reduce", "index_add", "index_put", "_unsafe_index_put", "put", "cumsum"} | {
-    f"{name}_backward" for name in SMOOTH
+    f"{name}_backward" for name in _ATOMIC_BACKWARD
 }
 _CUDNN = ({"Cudnn", "CudnnTranspose"},)
 _ONEDNN = ({"Mkldnn", "MkldnnTranspose"}, {"Mkldnn", "???"})  # the transposed one has no name yet

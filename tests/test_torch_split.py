@@ -14,6 +14,7 @@ from torch.nn import functional
 import recoup
 from recoup.torch.costs import Cost
 from recoup.torch.internals.graphs import compile_joint
+from recoup.torch.internals.operators import plain_operators
 from recoup.torch.joint import read_joint
 from recoup.torch.rewrite import order_products, split_convolutions
 from recoup.torch.rng import EAGER
@@ -131,9 +132,10 @@ def joint_step(function, inputs, choose, seen, nearly=False):
 
 
 def unplanned_step(function, inputs):
-    """The function through AOTAutograd with its own split."""
+    """The function through AOTAutograd with its own split, of the operators that are planned."""
     torch._dynamo.reset()
-    return torch.compile(function, backend="aot_eager", fullgraph=True)(*inputs)
+    with plain_operators(for_gpu=False):
+        return torch.compile(function, backend="aot_eager", fullgraph=True)(*inputs)
 
 
 def gradients(outputs, inputs):

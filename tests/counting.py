@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from recoup.online import journal, native, runtime
-from recoup.online.learned import Learned, Lessons
+from recoup.online.learned import SCALARS, Learned, Lessons, guessed_workspace
 
 
 @cache
@@ -40,16 +40,24 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def learn_workspaces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU: where PyTorch's own convolutions run, as on ARM, they take some."""
-    run = Lessons.run
+    """As on a GPU: where PyTorch's own convolutions run, as on ARM, they take some, which is guessed before that."""
+    run, foretell = Lessons.run, Lessons._foretell
 
     def learns(self: Lessons, known: Learned, *call: Any) -> Any:
         counter().begin()
+        guessed = known.runs == 0
         result = run(self, known, *call)
-        known.workspace = max(known.workspace, counter().peak_since() - counter().allocated())
+        took = counter().peak_since() - counter().allocated()
+        known.workspace = max(took, SCALARS if guessed else known.workspace)
         return result
 
+    def guesses(self: Lessons, func: Any, args: Any, kwargs: Any, tensors: Any) -> Learned:
+        known = foretell(self, func, args, kwargs, tensors)
+        known.workspace += guessed_workspace(func, known.size, tensors)
+        return known
+
     monkeypatch.setattr(Lessons, "run", learns)
+    monkeypatch.setattr(Lessons, "_foretell", guesses)
 
 
 def listen(monkeypatch: pytest.MonkeyPatch) -> list[str]:

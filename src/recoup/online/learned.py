@@ -134,11 +134,7 @@ class Lessons:
     def _foretell(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]
     ) -> Learned:
-        """Bytes of what it will return, from PyTorch's own shape functions; the inputs' bytes where there is none.
-
-        A convolution that never ran may want as much to work in as it reads and writes, on CUDA, and twice that
-        backwards.
-        """
+        """Bytes of what it will return, from PyTorch's own shape functions; the inputs' bytes where there is none."""
         try:
             metas = [torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device="meta") for one in tensors]
             others = iter(metas)
@@ -156,8 +152,14 @@ class Lessons:
                 size += sum(8 * one.numel() * max(1, one.dim()) for one in tensors)
         if self.device.type != "cuda":
             return Learned(size, SCALARS)
-        often = 0 if not _convolves(func) else 2 if "backward" in func.overloadpacket.__name__ else 1
-        return Learned(size, often * (size + _bytes(tensors)), START)
+        return Learned(size, guessed_workspace(func, size, tensors), START)
+
+
+def guessed_workspace(func: Any, size: int, tensors: Sequence[torch.Tensor]) -> int:
+    """A convolution that never ran may want as much to work in, on CUDA, as it reads and writes, and backwards twice
+    that."""
+    often = 0 if not _convolves(func) else 2 if "backward" in func.overloadpacket.__name__ else 1
+    return often * (size + _bytes(tensors))
 
 
 def _convolves(func: Any) -> bool:

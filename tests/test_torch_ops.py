@@ -9,6 +9,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import recoup
+from recoup.torch.internals.graphs import ATOMIC
 from recoup.torch.internals.operators import _is_one_factor
 from tests.torch_helpers import QUICK, assert_same, check, images, net, state, tight
 
@@ -369,6 +370,25 @@ def test_losses_with_margins(cache, kind):
 
     y = torch.randint(16, (256, 16)) if kind == "multilabel_margin_loss" else torch.randint(16, (256,))
     check(Net(), (torch.randn(256, 16), y), cache, share=0.6)
+
+
+def test_softshrink_of_a_gradient_that_overflows(cache):
+    """As it does under autocast in 16 bits now and then: what is not shrunk gets it, and the rest zeros."""
+    gradients = []
+    for kind in ("plain", "planned"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 16), nn.Softshrink())
+        if kind == "planned":
+            recoup.optimize(model, budget=1.0, cache=cache, **QUICK)
+        out = model(torch.randn(64, 16))
+        out.backward(torch.full_like(out, float("inf")))
+        gradients.append(model[0].bias.grad)
+    assert not gradients[0].isnan().any()
+    assert_same(gradients[1], gradients[0])
+
+
+def test_ops_that_add_with_atomics_have_their_names():
+    assert [name for name in ATOMIC if not hasattr(torch.ops.aten, name)] == []
 
 
 def test_the_kernels_of_other_programs_are_left_alone(cache):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar, Unpack, overload
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
@@ -97,10 +97,6 @@ def optimize(
 
 def _optimized(target: Any, settings: Settings) -> Any:
     session = Session(settings)
-    if isinstance(target, DistributedDataParallel):
-        raise CaptureError("optimize the model first: DistributedDataParallel(recoup.optimize(model, ...))")
-    if isinstance(target, type):
-        raise CaptureError(f"{target.__name__} is a class: optimize a model, which is an instance of it")
     planned = _planned(_step_of(target), session)
     if isinstance(target, nn.Module):
         call_instead(target, planned)
@@ -113,6 +109,10 @@ def _optimized(target: Any, settings: Settings) -> Any:
 def _step_of(target: Any) -> Callable[..., Any]:
     """What one call of the target runs, if that is what a plan can take the place of."""
     name = getattr(target, "__name__", type(target).__name__)
+    if isinstance(target, DistributedDataParallel):
+        raise CaptureError("optimize the model first: DistributedDataParallel(recoup.optimize(model, ...))")
+    if isinstance(target, type):
+        raise CaptureError(f"{name} is a class: optimize a model, which is an instance of it")
     if not callable(target):
         raise CaptureError(f"{name} is neither a module nor a function")
     if any(test(part) for part in (target, type(target).__call__, getattr(target, "forward", None)) for test in _LATER):
@@ -168,9 +168,13 @@ def _planned(function: Callable[..., Any], session: Session) -> Callable[..., An
 
 def _computed(result: Any, given: Any) -> bool:
     """Whether a gradient flows through anything in the result that was not given."""
-    known = {id(leaf) for leaf in tree_leaves(given)}
-    found = (tensor for leaf in tree_leaves(result) for tensor in tensors_in(leaf))
-    return any(tensor.grad_fn is not None and id(tensor) not in known for tensor in found)
+    known = {id(tensor) for tensor in _tensors(given)}
+    return any(tensor.grad_fn is not None and id(tensor) not in known for tensor in _tensors(result))
+
+
+def _tensors(thing: Any) -> Iterator[Tensor]:
+    """Also in what PyTorch was told how to take apart (pytrees)."""
+    return (tensor for leaf in tree_leaves(thing) for tensor in tensors_in(leaf))
 
 
 def _backend(session: Session, module: fx.GraphModule, _inputs: Any) -> Callable[..., Any]:
@@ -203,16 +207,32 @@ def plan(
     if "plan" in options:
         raise SettingError("plan= is for recoup.optimize, which runs a plan; this makes one")
     session = Session(Settings.of(budget, estimate=estimate, **options), only_plan=True)
-    function = _step_of(target)
+    planned = _planned(_step_of(target), session)
     args, kwargs = arguments(inputs)
     try:
-        _planned(function, session)(*args, **kwargs)
+        with _in_place(target, planned) as called:
+            called(*args, **kwargs)
     except Planned as done:
         if session.breaks:
             why = f"a plan holds one graph, and this program is not captured whole: {_listed(session)}"
             raise CaptureError(why) from None
         return done.plan
     raise CaptureError("nothing in this step needs a gradient, so there is nothing to plan")
+
+
+@contextmanager
+def _in_place(target: Callable[..., Any], planned: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """What to call for ``planned`` to be given what it is given once the target is optimized: a module's class may have
+    a ``__call__`` of its own."""
+    if not isinstance(target, nn.Module):
+        yield planned
+        return
+    before = called_instead(target)
+    call_instead(target, planned)
+    try:
+        yield target
+    finally:
+        call_instead(target, before)
 
 
 def _listed(session: Session) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -97,4 +97,7 @@ def _moved(thing: Any, device: torch.device) -> Any:
         return type(thing)(*(_moved(value, device) for value in thing))
     if isinstance(thing, tuple | list):
         return type(thing)(_moved(value, device) for value in thing)
+    if is_dataclass(thing) and not isinstance(thing, type):
+        given = [field.name for field in fields(thing) if field.init]
+        return replace(thing, **{name: _moved(getattr(thing, name), device) for name in given})
     return thing

@@ -129,21 +129,23 @@ def called_instead(module: nn.Module) -> Callable[..., Any] | None:
     return module._compiled_call_impl
 
 
-def call_instead(module: nn.Module, function: Callable[..., Any]) -> None:
+def call_instead(module: nn.Module, function: Callable[..., Any] | None) -> None:
     """Let calling the module run ``function``, as ``module.compile()`` does; a copy or a pickle is without it."""
     module._compiled_call_impl = function
 
 
 def is_called_past(module: nn.Module) -> bool:
     """Whether calling the module passes by what :func:`call_instead` sets: TorchScript's, or one whose class has a
-    ``__call__`` of its own that does not end in :class:`torch.nn.Module`'s."""
+    ``__call__`` of its own that leads past :class:`torch.nn.Module`'s, as far as the names in it tell."""
     classes = itertools.takewhile(lambda kind: kind is not nn.Module, type(module).__mro__)
-    own = {vars(kind)["__call__"] for kind in classes if "__call__" in vars(kind)} - {nn.Module.__call__}
-    names = (getattr(getattr(inspect.unwrap(call), "__code__", None), "co_names", ()) for call in own)
-    return isinstance(module, torch.jit.ScriptModule) or any(map(_CALLS.isdisjoint, names))
+    own = [vars(kind)["__call__"] for kind in classes if "__call__" in vars(kind)]
+    return isinstance(module, torch.jit.ScriptModule) or any(map(_leads_past, own))
 
 
-_CALLS = {"__call__", "_wrapped_call_impl", "_wrapped_call"}  # the last is what fx's modules do
+def _leads_past(call: Any) -> bool:
+    codes = [getattr(one, "__code__", None) for one in (call, inspect.unwrap(call))]
+    names = {name for code in codes for name in getattr(code, "co_names", ())}
+    return not names.isdisjoint(("forward", "_call_impl")) and names.isdisjoint(("__call__", "_compiled_call_impl"))
 
 
 def has_maximum(arg: Any) -> bool:

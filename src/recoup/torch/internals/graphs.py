@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -33,12 +34,14 @@ def compile_joint(
     """
 
     def split(joint: fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
+        tracing.close()  # planning may take a while, and other threads see these operators
         return partition(joint, num_fwd_outputs)
 
     def run(gm: fx.GraphModule, example_inputs: Any) -> Any:
         return boxed(gm)
 
-    with compile_lock, plain_operators(for_gpu):
+    with compile_lock, ExitStack() as tracing:
+        tracing.enter_context(plain_operators(for_gpu))
         function = aot_module_simplified(module, list(args), fw_compiler=run, bw_compiler=run, partition_fn=split)
     return torch._dynamo.disable(function, reason="recoup runs this graph by its plan")
 
@@ -157,11 +160,16 @@ _ATOMIC_BACKWARD = (
     *SMOOTH,
     *("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "grid_sampler_2d", "grid_sampler_3d", "_ctc_loss"),
     *("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_max_pool2d", "avg_pool3d", "max_pool3d_with_indices"),
-    *("fractional_max_pool2d", "fractional_max_pool3d", "_embedding_bag_dense"),
+    *("adaptive_max_pool3d", "fractional_max_pool2d", "fractional_max_pool3d"),
+    *("_embedding_bag", "_embedding_bag_dense"),
+    *(f"_scaled_dot_product_{kind}_attention" for kind in ("flash", "efficient", "cudnn")),
+    *("_flash_attention", "_efficient_attention"),
     *(f"{kind}_pad{sides}d" for kind in ("reflection", "replication") for sides in (1, 2, 3)),
 )
-ATOMIC = {"scatter_add", "scatter_reduce", "index_add", "index_put", "_unsafe_index_put", "put", "cumsum"} | {
-    f"{name}_backward" for name in _ATOMIC_BACKWARD
+ATOMIC = {
+    *("scatter_add", "scatter_reduce", "index_add", "index_put", "_unsafe_index_put", "put", "cumsum"),
+    "nll_loss2d_forward",
+    *(f"{name}_backward" for name in _ATOMIC_BACKWARD),
 }
 _CUDNN = ({"Cudnn", "CudnnTranspose"},)
 _ONEDNN = ({"Mkldnn", "MkldnnTranspose"}, {"Mkldnn", "???"})  # the transposed one has no name yet

@@ -2,8 +2,9 @@
 
 While AOTAutograd traces, PyTorch takes an operator's decomposition in Python, where there is one, before its derivative
 is found. Most compute the same to the last bit. Linear and cubic interpolation do not, and as dozens of operators any
-interpolation takes several times the time and memory; nor do losses with margins for several classes. Dropout does not
-where it drops everything, and on a CPU not in 16 bits, nor with one probability in five.
+interpolation takes several times the time and memory; nor do losses with margins for several classes, nor softshrink
+where a gradient is infinite. Dropout does not where it drops everything, and on a CPU not in 16 bits, nor with one
+probability in five.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch._C import DispatchKey
 _KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
 SMOOTH = ("upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d")
 _NEAREST = tuple(f"{name}{sides}d" for name in ("upsample_nearest", "_upsample_nearest_exact") for sides in (1, 2, 3))
-_LOSSES = ("multi_margin_loss", "multilabel_margin_loss_forward")
+_OTHERS = ("multi_margin_loss", "multilabel_margin_loss_forward", "softshrink")
 _KINDS = ("default", "vec")
 _NUMBERS: dict[torch.dtype, type[np.floating[Any]]] = {torch.float32: np.float32, torch.float64: np.float64}
 
@@ -33,7 +34,7 @@ def plain_operators(for_gpu: bool) -> Iterator[None]:
 
     ``for_gpu`` says that what is on the CPU stands for what will be on a GPU, where dropout is one operator.
     """
-    packets = [getattr(torch.ops.aten, name) for name in SMOOTH + _NEAREST + _LOSSES]
+    packets = [getattr(torch.ops.aten, name) for name in SMOOTH + _NEAREST + _OTHERS]
     whole = [getattr(packet, kind) for packet in packets for kind in _KINDS if kind in packet.overloads()]
     replaced: list[tuple[Any, _Kernels]] = []
     try:

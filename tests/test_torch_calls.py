@@ -1,0 +1,184 @@
+"""What a call of an optimized model or function runs and returns: the plan is in its way, or it is refused."""
+
+import functools
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import recoup
+from recoup.torch.workload import Workload
+from tests.torch_helpers import QUICK
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore::recoup.RecoupWarning"),
+]
+
+
+def test_a_path_that_computes_nothing(cache):
+    class Skips(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x, on):
+            return self.layer(x) if on else x
+
+    model, x = recoup.optimize(Skips(), budget=1.0, cache=cache, **QUICK), torch.randn(3, 4)
+    assert model(x, False) is x
+    assert model(x, True).grad_fn is not None
+
+
+def test_a_class_is_no_model():
+    for door in (recoup.optimize, lambda kind, budget: recoup.plan(kind, (3, 4), budget)):
+        with pytest.raises(recoup.CaptureError, match="Linear is a class: optimize a model"):
+            door(nn.Linear, budget=1.0)
+
+
+def test_a_module_that_is_not_called_as_others_are():
+    class Own(nn.Module):
+        def __call__(self, x):
+            return self.forward(x)
+
+        def forward(self, x):
+            return x
+
+    class Above(Own):
+        pass
+
+    traced = torch.jit.trace(nn.Linear(3, 4), torch.randn(2, 3))
+    for model in (Own(), Above(), traced):
+        with pytest.raises(recoup.CaptureError, match="is not called as other modules are"):
+            recoup.optimize(model, budget=1.0)
+    with pytest.raises(recoup.CaptureError, match=r"Own .* what it does in __call__\(\)"):
+        recoup.plan(Own(), torch.randn(2, 3), budget=1.0)
+
+
+def annotated_as(forward):
+    """What people write so that editors show ``forward`` where the module is called."""
+    return functools.wraps(forward)
+
+
+def unmarked(call):
+    return lambda self, *args: call(self, *args)
+
+
+class Counts(nn.Linear):
+    calls = 0
+
+    def __call__(self, x):
+        self.calls += 1
+        return super().__call__(x)
+
+
+class Same(nn.Linear):
+    __call__ = nn.Module.__call__
+
+
+class Annotated(nn.Linear):
+    @annotated_as(nn.Linear.forward)
+    def __call__(self, *args):
+        return nn.Module.__call__(self, *args)
+
+
+class Decorated(nn.Linear):
+    @unmarked
+    def __call__(self, x):
+        return super().__call__(x)
+
+
+class Partial(nn.Linear):
+    __call__ = functools.partialmethod(nn.Module.__call__)
+
+
+class Indirect(nn.Linear):
+    def __call__(self, x):
+        return self.run(x)
+
+    def run(self, x):
+        return super().__call__(x)
+
+
+class Prepares(nn.Linear):
+    def __call__(self, x):
+        return super().__call__(x.float()[:, :3].repeat(4, 1))
+
+
+CALLED = (Counts, Same, Annotated, Decorated, Partial, Indirect, Prepares)
+
+
+@pytest.mark.parametrize("kind", CALLED)
+def test_a_call_of_its_own_that_ends_in_that_of_modules(cache, kind):
+    x = torch.randn(2, 3 if kind is not Prepares else 6, dtype=torch.double if kind is Prepares else None)
+    plan = recoup.plan(kind(3, 4), x, 1.0, cache=cache, **QUICK)
+    model = recoup.optimize(kind(3, 4), plan=plan, cache=cache, compile="eager")
+    model(x).sum().backward()
+    assert len(recoup.plans(model)) == 1
+
+
+def test_planning_leaves_what_a_call_runs_as_it_was(cache):
+    model, x = nn.Linear(3, 4), torch.randn(2, 3)
+    recoup.plan(model, x, 1.0, cache=cache, **QUICK)
+    assert model._compiled_call_impl is None
+    recoup.optimize(model, 1.0, cache=cache, **QUICK)
+    model(x).sum().backward()
+    [used] = recoup.plans(model)
+    recoup.plan(model, x, 1.0, cache=cache, **QUICK)
+    assert recoup.plans(model)[0] is used
+
+
+def test_of_a_traced_module(cache):
+    model = recoup.optimize(torch.fx.symbolic_trace(nn.Linear(3, 4)), budget=1.0, cache=cache, **QUICK)
+    model(torch.randn(2, 3)).sum().backward()
+    assert len(recoup.plans(model)) == 1
+
+
+@dataclass
+class Batch:
+    x: Tensor
+    other: object = None
+
+
+class Named(dict):
+    pass
+
+
+@pytest.mark.parametrize("kind", [lambda x: x, Batch, lambda x: Named(x=x), lambda x: {"x": [x]}])
+def test_what_is_handed_back_was_not_computed(cache, kind):
+    given = kind(torch.randn(3, requires_grad=True) * 2)
+    assert recoup.optimize(lambda batch: batch, budget=1.0, cache=cache, **QUICK)(given) is given
+
+
+def test_a_batch_that_holds_itself(cache):
+    given = Batch(torch.ones(1))
+    given.other = given
+    assert recoup.optimize(lambda batch: batch, budget=1.0, cache=cache, **QUICK)(given) is given
+
+
+def test_what_computes_later():
+    async def waits(x):
+        return x
+
+    def yields(x):
+        yield x
+
+    class Waits(nn.Module):
+        forward = waits
+
+    class Asks:
+        __call__ = waits
+
+    for function in (waits, yields, functools.partial(waits, 1), Waits(), Asks()):
+        with pytest.raises(recoup.CaptureError, match="returns before it has computed"):
+            recoup.optimize(function, budget=1.0)
+
+
+def test_a_batch_moves_with_the_model():
+    given = Batch(torch.ones(2), {"y": torch.ones(3, requires_grad=True)})
+    moved = Workload("copies", nn.Linear(2, 2), (given,)).on(torch.device("meta"))
+    [batch] = moved.inputs
+    assert batch.x.device.type == batch.other["y"].device.type == "meta"
+    assert batch.other["y"].requires_grad
+    assert given.x.device.type == "cpu"

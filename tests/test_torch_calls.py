@@ -1,7 +1,7 @@
 """What a call of an optimized model or function runs and returns: the plan is in its way, or it is refused."""
 
 import functools
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 
 import pytest
 import torch
@@ -38,22 +38,49 @@ def test_a_class_is_no_model():
 
 
 def test_a_module_that_is_not_called_as_others_are():
-    class Own(nn.Module):
+    class Own(nn.Linear):
         def __call__(self, x):
             return self.forward(x)
-
-        def forward(self, x):
-            return x
 
     class Above(Own):
         pass
 
+    class Same(nn.Linear):
+        __call__ = nn.Linear.forward
+
+    class Partial(nn.Linear):
+        __call__ = functools.partialmethod(nn.Linear.forward)
+
+    class Named(nn.Linear):
+        @functools.wraps(nn.Module.__call__)
+        def __call__(self, x):
+            return self.forward(x)
+
+    class Indirect(nn.Linear):
+        def __call__(self, x):
+            return self.run(x)
+
+        def run(self, x):
+            return super().__call__(x)
+
     traced = torch.jit.trace(nn.Linear(3, 4), torch.randn(2, 3))
-    for model in (Own(), Above(), traced):
+    for model in (*(kind(3, 4) for kind in (Own, Above, Same, Partial, Named, Indirect)), traced):
         with pytest.raises(recoup.CaptureError, match="is not called as other modules are"):
             recoup.optimize(model, budget=1.0)
-    with pytest.raises(recoup.CaptureError, match=r"Own .* what it does in __call__\(\)"):
-        recoup.plan(Own(), torch.randn(2, 3), budget=1.0)
+    with pytest.raises(recoup.CaptureError, match=r"Own .* optimize a function that calls it"):
+        recoup.plan(Own(3, 4), torch.randn(2, 3), budget=1.0)
+
+
+def test_a_function_that_calls_it(cache):
+    class Own(nn.Linear):
+        def __call__(self, x):
+            return self.forward(x).tanh()
+
+    model, x = Own(3, 4), torch.randn(2, 3)
+    plain = model(x)
+    planned = recoup.optimize(lambda x: model(x), budget=1.0, cache=cache, **QUICK)
+    assert torch.equal(planned(x), plain)
+    assert len(recoup.plans(planned)) == 1
 
 
 def annotated_as(forward):
@@ -93,12 +120,12 @@ class Partial(nn.Linear):
     __call__ = functools.partialmethod(nn.Module.__call__)
 
 
-class Indirect(nn.Linear):
+class Inside(nn.Linear):
     def __call__(self, x):
-        return self.run(x)
+        def run(x):
+            return super(Inside, self).__call__(x)
 
-    def run(self, x):
-        return super().__call__(x)
+        return run(x)
 
 
 class Prepares(nn.Linear):
@@ -106,7 +133,7 @@ class Prepares(nn.Linear):
         return super().__call__(x.float()[:, :3].repeat(4, 1))
 
 
-CALLED = (Counts, Same, Annotated, Decorated, Partial, Indirect, Prepares)
+CALLED = (Counts, Same, Annotated, Decorated, Partial, Inside, Prepares)
 
 
 @pytest.mark.parametrize("kind", CALLED)
@@ -116,6 +143,17 @@ def test_a_call_of_its_own_that_ends_in_that_of_modules(cache, kind):
     model = recoup.optimize(kind(3, 4), plan=plan, cache=cache, compile="eager")
     model(x).sum().backward()
     assert len(recoup.plans(model)) == 1
+
+
+def test_planning_a_call_that_catches_everything(cache):
+    class Catches(nn.Linear):
+        def __call__(self, x):
+            try:
+                return super().__call__(x)
+            except Exception:
+                raise RuntimeError("the model failed") from None
+
+    assert recoup.plan(Catches(3, 4), torch.randn(2, 3), 1.0, cache=cache, **QUICK).graph.ops
 
 
 def test_planning_leaves_what_a_call_runs_as_it_was(cache):
@@ -173,6 +211,23 @@ def test_what_computes_later():
     for function in (waits, yields, functools.partial(waits, 1), Waits(), Asks()):
         with pytest.raises(recoup.CaptureError, match="returns before it has computed"):
             recoup.optimize(function, budget=1.0)
+
+
+@dataclass(frozen=True)
+class Scaled:
+    x: Tensor
+    scale: InitVar[float] = 0.5
+    twice: Tensor | None = field(init=False, default=None)
+
+    def __post_init__(self, scale):
+        object.__setattr__(self, "x", self.x * scale)
+        object.__setattr__(self, "twice", self.x * 2)
+
+
+def test_a_batch_that_is_made_with_more_than_its_fields():
+    [moved] = Workload("scales", nn.Linear(2, 2), [Scaled(torch.ones(2))]).on(torch.device("cpu")).inputs
+    assert moved.x.tolist() == [0.5, 0.5]
+    assert moved.twice.tolist() == [1.0, 1.0]
 
 
 def test_a_batch_moves_with_the_model():

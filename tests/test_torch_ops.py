@@ -388,7 +388,8 @@ def test_softshrink_of_a_gradient_that_overflows(cache):
 
 
 def test_ops_that_add_with_atomics_have_their_names():
-    assert [name for name in ATOMIC if not hasattr(torch.ops.aten, name)] == []
+    newer = {"_upsample_lanczos2d_aa_backward", "_cudnn_attention_backward"}  # than torch 2.11
+    assert {name for name in ATOMIC if not hasattr(torch.ops.aten, name)} <= newer
 
 
 def test_the_kernels_of_other_programs_are_left_alone(cache):

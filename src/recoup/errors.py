@@ -18,7 +18,7 @@ class PlanError(RecoupError, ValueError):
 
 
 class BudgetError(RecoupError, ValueError):
-    """A budget that means nothing, or that nothing fits in; the message names the smallest that works."""
+    """A budget that means nothing, or that nothing fits in; the message names one that works, if it was found."""
 
 
 class SettingError(RecoupError, ValueError):

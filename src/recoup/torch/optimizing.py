@@ -16,15 +16,12 @@ from torch.utils._pytree import tree_leaves
 
 from recoup.errors import CaptureError, RecoupError, RecoupWarning, SettingError
 from recoup.planfile import Plan
+from recoup.torch.internals.calls import call_instead, called_instead, called_plainly, is_called_past
 from recoup.torch.internals.dynamo import (
     active_mode,
     breaks_since,
-    call_instead,
-    called_instead,
-    called_plainly,
     compile_dynamo,
     count_breaks,
-    is_called_past,
     is_traced,
     is_transformed,
 )
@@ -121,8 +118,8 @@ def _step_of(target: Any) -> Callable[..., Any]:
         return target  # type: ignore[no-any-return]
     if is_called_past(target):
         raise CaptureError(
-            f"{name} is not called as other modules are, so no plan can be put in its place: optimize the module that "
-            "it was made of, or have its class do in forward() what it does in __call__()"
+            f"{name} is not called as other modules are, so no plan can be put in its place: optimize a function that "
+            "calls it, or, of TorchScript, the module that it was made of"
         )
     return called_plainly(target)
 
@@ -197,7 +194,7 @@ def plan(
 ) -> Plan:
     """Plan one step of a model or function on ``inputs``: a tensor, a tuple of arguments, or a dict of keyword ones.
 
-    In eager mode nothing of the step is run; in compiled mode it is tried out and undone. Save the result with
+    In eager mode no operator of the step is run; in compiled mode it is tried out and undone. Save the result with
     :meth:`recoup.Plan.save` and use it with ``recoup.optimize(model, plan=...)``. The options are those of
     :func:`recoup.optimize`.
 

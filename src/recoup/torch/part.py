@@ -40,7 +40,7 @@ class Variant:
     """Bytes above the resident ones at the peak of the plain step."""
 
 
-class Planned(Exception):  # noqa: N818 - it ends a run that only wanted the plan
+class Planned(BaseException):  # it ends a run that only wanted the plan, whatever the program catches
     """The plan that was asked for."""
 
     def __init__(self, plan: Plan) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
@@ -98,6 +99,8 @@ def _moved(thing: Any, device: torch.device) -> Any:
     if isinstance(thing, tuple | list):
         return type(thing)(_moved(value, device) for value in thing)
     if is_dataclass(thing) and not isinstance(thing, type):
-        given = [field.name for field in fields(thing) if field.init]
-        return replace(thing, **{name: _moved(getattr(thing, name), device) for name in given})
+        moved = copy.copy(thing)  # not made anew, which may do more than to set its fields
+        for name in (field.name for field in fields(thing) if hasattr(thing, field.name)):
+            object.__setattr__(moved, name, _moved(getattr(thing, name), device))
+        return moved
     return thing

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import os
 import threading
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 from torch._C._dynamo.eval_frame import _FrameAction as FrameAction
 from torch._C._dynamo.eval_frame import _FrameExecStrategy as FrameExecStrategy
 from torch._C._dynamo.eval_frame import set_code_exec_strategy
@@ -117,35 +116,6 @@ def _set_for_all() -> bool:
     config: Any = torch._dynamo.config
     with config.patch(recompile_limit=config.recompile_limit + 1), ThreadPoolExecutor(1) as other:
         return bool(other.submit(lambda: config.recompile_limit).result() == config.recompile_limit)
-
-
-def called_plainly(module: nn.Module) -> Callable[..., Any]:
-    """What calling the module runs, hooks included, when nothing was compiled."""
-    return module._call_impl
-
-
-def called_instead(module: nn.Module) -> Callable[..., Any] | None:
-    """What :func:`call_instead` has set."""
-    return module._compiled_call_impl
-
-
-def call_instead(module: nn.Module, function: Callable[..., Any] | None) -> None:
-    """Let calling the module run ``function``, as ``module.compile()`` does; a copy or a pickle is without it."""
-    module._compiled_call_impl = function
-
-
-def is_called_past(module: nn.Module) -> bool:
-    """Whether calling the module passes by what :func:`call_instead` sets: TorchScript's, or one whose class has a
-    ``__call__`` of its own that leads past :class:`torch.nn.Module`'s, as far as the names in it tell."""
-    classes = itertools.takewhile(lambda kind: kind is not nn.Module, type(module).__mro__)
-    own = [vars(kind)["__call__"] for kind in classes if "__call__" in vars(kind)]
-    return isinstance(module, torch.jit.ScriptModule) or any(map(_leads_past, own))
-
-
-def _leads_past(call: Any) -> bool:
-    codes = [getattr(one, "__code__", None) for one in (call, inspect.unwrap(call))]
-    names = {name for code in codes for name in getattr(code, "co_names", ())}
-    return not names.isdisjoint(("forward", "_call_impl")) and names.isdisjoint(("__call__", "_compiled_call_impl"))
 
 
 def has_maximum(arg: Any) -> bool:

@@ -158,16 +158,17 @@ def _packet_name(node: fx.Node) -> str:
 COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "_dtensor", "symm_mem")
 _ATOMIC_BACKWARD = (
     *SMOOTH,
-    *("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "grid_sampler_2d", "grid_sampler_3d", "_ctc_loss"),
+    *(f"_upsample_{kind}2d_aa" for kind in ("bilinear", "bicubic", "lanczos")),
+    *("grid_sampler_2d", "grid_sampler_3d", "_ctc_loss"),
     *("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_max_pool2d", "avg_pool3d", "max_pool3d_with_indices"),
     *("adaptive_max_pool3d", "fractional_max_pool2d", "fractional_max_pool3d"),
     *("_embedding_bag", "_embedding_bag_dense"),
     *(f"_scaled_dot_product_{kind}_attention" for kind in ("flash", "efficient", "cudnn")),
-    *("_flash_attention", "_efficient_attention"),
+    *("_flash_attention", "_efficient_attention", "_cudnn_attention"),
     *(f"{kind}_pad{sides}d" for kind in ("reflection", "replication") for sides in (1, 2, 3)),
 )
 ATOMIC = {
-    *("scatter_add", "scatter_reduce", "index_add", "index_put", "_unsafe_index_put", "put", "cumsum"),
+    *("scatter_add", "scatter_reduce", "index_add", "index_reduce", "index_put", "_unsafe_index_put", "put", "cumsum"),
     "nll_loss2d_forward",
     *(f"{name}_backward" for name in _ATOMIC_BACKWARD),
 }

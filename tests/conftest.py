@@ -54,6 +54,7 @@ def one_thread(looked_at: None) -> Iterator[None]:
     import torch
     import torch._inductor.config as inductor
 
+    from recoup.online import collector
     from recoup.torch import memory
 
     threads = torch.get_num_threads()
@@ -68,8 +69,10 @@ def one_thread(looked_at: None) -> Iterator[None]:
     in_sight = [tensor.detach() for tensor in there if memory.has_storage(tensor)]  # these still count
     del there
     accelerated = torch.backends.mkldnn.enabled
-    with inductor.patch({"cpp.simdlen": 1}):  # kernels without vectors compile in two thirds of the time
-        yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collector, "is_frozen", lambda: True)  # else the first block of DTR to end would unfreeze all
+        with inductor.patch({"cpp.simdlen": 1}):  # kernels without vectors compile in two thirds of the time
+            yield
     del in_sight
     torch._C._set_mkldnn_enabled(accelerated)  # PyTorch gives it up, for good, where it fails
     torch._dynamo.reset()

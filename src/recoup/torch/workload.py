@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from recoup.errors import SettingError
 from recoup.torch.models import BlockModel
-from recoup.torch.nested import tensors_in
+from recoup.torch.nested import moved, tensors_in
 
 SEED = 0
 Call = Callable[..., Any]
@@ -35,7 +34,7 @@ class Workload:
     def on(self, device: torch.device) -> Workload:
         """The same on ``device``."""
         loss = self.loss.to(device) if isinstance(self.loss, nn.Module) else self.loss
-        return replace(self, model=self.model.to(device), inputs=_moved(self.inputs, device), loss=loss)
+        return replace(self, model=self.model.to(device), inputs=moved(self.inputs, device), loss=loss)
 
     def target(self, model: nn.Module) -> Call:
         """What is planned: the model, with the loss where there is one."""
@@ -87,20 +86,3 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     ]
     longest = max(runs, key=len, default=[])
     return longest if len(longest) > 1 else []
-
-
-def _moved(thing: Any, device: torch.device) -> Any:
-    if isinstance(thing, Tensor):
-        return thing.detach().to(device).requires_grad_(thing.requires_grad)
-    if isinstance(thing, Mapping):
-        return {key: _moved(value, device) for key, value in thing.items()}
-    if isinstance(thing, tuple) and hasattr(thing, "_fields"):
-        return type(thing)(*(_moved(value, device) for value in thing))
-    if isinstance(thing, tuple | list):
-        return type(thing)(_moved(value, device) for value in thing)
-    if is_dataclass(thing) and not isinstance(thing, type):
-        moved = copy.copy(thing)  # not made anew, which may do more than to set its fields
-        for name in (field.name for field in fields(thing) if hasattr(thing, field.name)):
-            object.__setattr__(moved, name, _moved(getattr(thing, name), device))
-        return moved
-    return thing

@@ -11,12 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-_CALLS = {
-    "__call__",
-    "_wrapped_call",
-    "_wrapped_call_impl",
-    "_compiled_call_impl",
-}  # the second is what fx's modules do
+_CALLS = {"__call__", "_wrapped_call_impl", "_compiled_call_impl", "_wrapped_call"}  # the last is what fx's modules do
 
 
 def called_plainly(module: nn.Module) -> Callable[..., Any]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import recoup
+from recoup.torch.part import Part
 from recoup.torch.workload import Workload
 from tests.torch_helpers import QUICK
 
@@ -38,12 +39,12 @@ def test_a_class_is_no_model():
 
 
 def test_a_module_that_is_not_called_as_others_are():
-    class Own(nn.Linear):
-        def __call__(self, x):
-            return self.forward(x)
-
-    class Above(Own):
+    class Below(Past):
         pass
+
+    class Further(Past):
+        def __call__(self, x):
+            return super().__call__(x)
 
     class Same(nn.Linear):
         __call__ = nn.Linear.forward
@@ -64,11 +65,11 @@ def test_a_module_that_is_not_called_as_others_are():
             return super().__call__(x)
 
     traced = torch.jit.trace(nn.Linear(3, 4), torch.randn(2, 3))
-    for model in (*(kind(3, 4) for kind in (Own, Above, Same, Partial, Named, Indirect)), traced):
+    for model in (*(kind(3, 4) for kind in (Past, Below, Further, Same, Partial, Named, Indirect)), traced):
         with pytest.raises(recoup.CaptureError, match="is not called as other modules are"):
             recoup.optimize(model, budget=1.0)
-    with pytest.raises(recoup.CaptureError, match=r"Own .* optimize a function that calls it"):
-        recoup.plan(Own(3, 4), torch.randn(2, 3), budget=1.0)
+    with pytest.raises(recoup.CaptureError, match=r"Past .* optimize a function that calls it"):
+        recoup.plan(Past(3, 4), torch.randn(2, 3), budget=1.0)
 
 
 def test_a_function_that_calls_it(cache):
@@ -133,7 +134,47 @@ class Prepares(nn.Linear):
         return super().__call__(x.float()[:, :3].repeat(4, 1))
 
 
-CALLED = (Counts, Same, Annotated, Decorated, Partial, Inside, Prepares)
+class Keeps:
+    """A decorator that is a class."""
+
+    def __init__(self, call):
+        self.call = call
+
+    def __get__(self, model, kind=None):
+        return functools.partial(self.call, model)
+
+
+def kept_in_a_default(call):
+    return lambda self, *args, call=call: call(self, *args)
+
+
+class ByAnObject(nn.Linear):
+    @Keeps
+    def __call__(self, x):
+        return super().__call__(x)
+
+
+class ByADefault(nn.Linear):
+    @kept_in_a_default
+    def __call__(self, x):
+        return super().__call__(x)
+
+
+class Past(nn.Linear):
+    def __call__(self, x):
+        return self.forward(x)
+
+
+class Restored(Past):
+    __call__ = nn.Module.__call__
+
+
+class Above(Past):
+    def __call__(self, x):
+        return nn.Linear.__call__(self, x)
+
+
+CALLED = (Counts, Same, Annotated, Decorated, Partial, Inside, Prepares, ByAnObject, ByADefault, Restored, Above)
 
 
 @pytest.mark.parametrize("kind", CALLED)
@@ -165,6 +206,17 @@ def test_planning_leaves_what_a_call_runs_as_it_was(cache):
     [used] = recoup.plans(model)
     recoup.plan(model, x, 1.0, cache=cache, **QUICK)
     assert recoup.plans(model)[0] is used
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, Counts])
+def test_planning_leaves_alone_a_model_in_use(cache, kind):
+    """In another thread, as here while it is planned."""
+    model, x = kind(3, 4), torch.randn(2, 3)
+    call, used = Part.__call__, []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Part, "__call__", lambda part, *args: used.append(model(x)) or call(part, *args))
+        assert recoup.plan(model, x, 1.0, cache=cache, **QUICK).graph.ops
+    assert torch.equal(used[0], model(x))
 
 
 def test_of_a_traced_module(cache):

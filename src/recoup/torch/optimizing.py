@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar, Unpack, overload
 
@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from recoup.errors import CaptureError, RecoupError, RecoupWarning, SettingError
 from recoup.planfile import Plan
-from recoup.torch.internals.calls import call_instead, called_instead, called_plainly, is_called_past
+from recoup.torch.internals.calls import call_instead, called_instead, called_plainly, calls_itself, is_called_past
 from recoup.torch.internals.dynamo import (
     active_mode,
     breaks_since,
@@ -207,8 +207,7 @@ def plan(
     planned = _planned(_step_of(target), session)
     args, kwargs = arguments(inputs)
     try:
-        with _in_place(target, planned) as called:
-            called(*args, **kwargs)
+        _in_place(target, planned)(*args, **kwargs)
     except Planned as done:
         if session.breaks:
             why = f"a plan holds one graph, and this program is not captured whole: {_listed(session)}"
@@ -217,19 +216,15 @@ def plan(
     raise CaptureError("nothing in this step needs a gradient, so there is nothing to plan")
 
 
-@contextmanager
-def _in_place(target: Callable[..., Any], planned: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+def _in_place(target: Callable[..., Any], planned: Callable[..., Any]) -> Callable[..., Any]:
     """What to call for ``planned`` to be given what it is given once the target is optimized: a module's class may have
-    a ``__call__`` of its own."""
-    if not isinstance(target, nn.Module):
-        yield planned
-        return
-    before = called_instead(target)
-    call_instead(target, planned)
-    try:
-        yield target
-    finally:
-        call_instead(target, before)
+    a ``__call__`` of its own. The module itself, which may be in use, stays as it is."""
+    if not isinstance(target, nn.Module) or not calls_itself(target):
+        return planned
+    shell: nn.Module = object.__new__(type(target))
+    vars(shell).update(vars(target))
+    call_instead(shell, planned)
+    return shell
 
 
 def _listed(session: Session) -> str:

@@ -14,6 +14,7 @@ from recoup.graph import Graph
 from recoup.judge import simulate
 from recoup.planfile import Plan
 from recoup.schedule import Schedule
+from recoup.solution import Solution
 from recoup.solving import SMALLEST_BUDGET_SECONDS, solve
 from recoup.torch.algorithms import Untried, choose_again, has_choices, workspaces
 from recoup.torch.costs import Cost, signature, tensors_of
@@ -106,9 +107,10 @@ class StepPlanner:
         if plan is not None:
             return self._done(replace(plan, method="plain"), plain, resident)
         for assumed in (rounded(resident, budget), resident):
-            plan, why = self._with_states(joint, costs, budget, max(0, assumed + correction))
-            if plan is not None:
-                return self._done(plan, plain, assumed)
+            found = self._with_states(joint, costs, budget, max(0, assumed + correction))
+            if isinstance(found, Plan):
+                return self._done(found, plain, assumed)
+            why = found.why()
         raise BudgetError(
             f"a budget of {format_bytes(budget)} is not enough for this step ({format_bytes(resident)} are resident, "
             f"{format_bytes(plain.need + resident)} is its plain peak): {why}{self._room_for_loss(exact, budget)}"
@@ -132,19 +134,27 @@ class StepPlanner:
         room = plain.budget - plan.peak_bytes
         return StepPlan(replace(plan, profiled_on=self.where()), plain.budget, assumed + room, plain.need)
 
-    def _with_states(
-        self, joint: Joint, costs: Mapping[str, Cost], budget: int, around: int
-    ) -> tuple[Plan | None, str]:
-        """A plan with room for the generator states that it replays from; if there is none, one without replays."""
+    def _with_states(self, joint: Joint, costs: Mapping[str, Cost], budget: int, around: int) -> Plan | Solution:
+        """A plan with room for the generator states that it replays from; if there is none, one without replays.
+
+        If there is neither, the smallest budget to name has room for the states of all that may be replayed.
+        """
         states = 0
         while True:
-            plan, why = self._solve(self._graph(joint, costs, budget, around + states), budget)
-            if plan is None or (needed := _random_states(joint, plan)) <= states:
+            found = self._solve(self._graph(joint, costs, budget, around + states), budget)
+            if isinstance(found, Solution) or (needed := _random_states(joint, found)) <= states:
                 break
             states = needed
-        if plan is None and states:
-            plan, why = self._solve(self._graph(joint, costs, budget, around, replay=False), budget)
-        return plan, why
+        if isinstance(found, Plan):
+            return found
+        every = CPU_STATE_BYTES * sum(op.random and _on_cpu(op) for op in joint.ops)
+        working = [] if found.smallest_budget is None else [found.smallest_budget - states + every]
+        if states:
+            found = self._solve(self._graph(joint, costs, budget, around, replay=False), budget)
+            if isinstance(found, Plan):
+                return found
+            working += [] if found.smallest_budget is None else [found.smallest_budget]
+        return replace(found, smallest_budget=min(working, default=None))
 
     def reuse(self, joint: Joint) -> StepPlan | None:
         """A schedule made for a larger shape, if it is one of the same ops and fits here; the plain one if that fits.
@@ -258,15 +268,15 @@ class StepPlanner:
             return f"a GPU that was not there; estimated, {library_versions()}"
         return f"{conditions(self.device)}, {self.mode}"
 
-    def _solve(self, graph: Graph, limit: int) -> tuple[Plan | None, str]:
-        """A plan from the store or from the planner, or why there is none."""
+    def _solve(self, graph: Graph, limit: int) -> Plan | Solution:
+        """A plan from the store or from the planner, or what the planner says where there is none."""
         settings = self.settings
         key = f"{known_by(graph)} {limit} {settings.planner} {settings.gap} {settings.time_limit}"
         kept = self.store.recall(key)
         if kept and isinstance(kept[0], int):
             plan = stored(kept[1:], graph, limit)
             if plan is not None and plan.peak_bytes - graph.resident_bytes >= FALLEN * kept[0]:
-                return plan, ""
+                return plan
         start = stored(list(self.start) or None, graph, limit)
         solution = solve(
             graph,
@@ -279,14 +289,15 @@ class StepPlanner:
         )
         in_vain = solution.schedule is None and (solution.smallest_budget or limit + 1) <= limit
         if in_vain and solution.method != "optimal":
-            return None, f"{solution.method} finds nothing that fits; planner='auto' does"
+            message = f"{solution.method} finds nothing that fits; planner='auto' does"
+            return replace(solution, message=message, smallest_budget=None)
         if in_vain:
             solution = replace(solve(graph, None, "min-memory", time_limit=SMALLEST_BUDGET_SECONDS), budget_bytes=limit)
         if solution.schedule is None or (solution.peak_bytes or 0) > limit:
-            return None, solution.why()
+            return solution
         plan = Plan.of(solution)
         self.store.keep(key, [plan.peak_bytes - graph.resident_bytes, *solution.schedule.steps()])
-        return plan, ""
+        return plan
 
 
 def rounded(resident: int, budget: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from functools import partial, partialmethod
 from types import CellType, CodeType, FunctionType
@@ -29,14 +28,25 @@ def call_instead(module: nn.Module, function: Callable[..., Any] | None) -> None
     module._compiled_call_impl = function
 
 
+def calls_itself(module: nn.Module) -> bool:
+    """Whether the module's class has a ``__call__`` of its own."""
+    return type(module).__call__ is not nn.Module.__call__
+
+
 def is_called_past(module: nn.Module) -> bool:
     """Whether calling the module may pass by what :func:`call_instead` sets: TorchScript's, or one whose class has a
     ``__call__`` of its own in which nothing names the one of :class:`torch.nn.Module`."""
-    classes = itertools.takewhile(lambda kind: kind is not nn.Module, type(module).__mro__)
-    own = [vars(kind)["__call__"] for kind in classes if "__call__" in vars(kind)]
-    return isinstance(module, torch.jit.ScriptModule) or not all(
-        any(not _CALLS.isdisjoint(code.co_names) for code in _codes(call)) for call in own
-    )
+    if isinstance(module, torch.jit.ScriptModule):
+        return True
+    for call in (vars(kind)["__call__"] for kind in type(module).__mro__ if "__call__" in vars(kind)):
+        if call is nn.Module.__call__:
+            return False
+        names = {name for code in _codes(call) for name in code.co_names}
+        if _CALLS.isdisjoint(names):
+            return True
+        if "super" not in names:
+            return False  # it says whose
+    return False
 
 
 def _codes(call: Any) -> Iterator[CodeType]:
@@ -52,5 +62,8 @@ def _codes(call: Any) -> Iterator[CodeType]:
             left += [constant for constant in part.co_consts if isinstance(constant, CodeType)]
         elif isinstance(part, FunctionType):
             left += [part.__code__, *(cell.cell_contents for cell in part.__closure__ or () if cell != CellType())]
+            left += [*(part.__defaults__ or ()), *(part.__kwdefaults__ or {}).values()]
         elif isinstance(part, partial | partialmethod):
             left.append(part.func)
+        elif part is call:  # a decorator that is a class
+            left += [kept for name, kept in getattr(part, "__dict__", {}).items() if name != "__wrapped__"]

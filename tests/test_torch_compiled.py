@@ -27,7 +27,7 @@ BATCH = 32  # so that activations outweigh parameters
 COMPILED = {**QUICK, "compile": "inductor"}
 
 
-def blocks(count: int = 4) -> nn.Sequential:
+def blocks(count: int = 2) -> nn.Sequential:
     torch.manual_seed(0)
     layers = [
         nn.Sequential(nn.Linear(32, 128), nn.BatchNorm1d(128), nn.GELU(), nn.Dropout(0.1), nn.Linear(128, 32))
@@ -225,7 +225,7 @@ def test_the_best_is_tried_again_where_memory_ran_out(tmp_path, monkeypatch):
     """cuDNN may have taken to other algorithms then, in less memory."""
     torch.manual_seed(0)
     x = torch.randn(1024, 32)
-    budget = int(0.8 * recoup.plan(blocks(), x, 1.0, cache=tmp_path, **COMPILED).peak_bytes)
+    budget = int(0.8 * recoup.plan(blocks(4), x, 1.0, cache=tmp_path, **COMPILED).peak_bytes)
     shares, seen = iter([1.2, 0.9, None, 0.85]), []
 
     def play(*args):
@@ -237,7 +237,7 @@ def test_the_best_is_tried_again_where_memory_ran_out(tmp_path, monkeypatch):
 
     monkeypatch.setattr(compiled, "_measured", play)
     monkeypatch.setattr(compiled, "MOST_ATTEMPTS", compiled.ATTEMPTS)
-    model = recoup.optimize(blocks(), budget=budget, cache=tmp_path, **COMPILED)
+    model = recoup.optimize(blocks(4), budget=budget, cache=tmp_path, **COMPILED)
     run(model, x, steps=1)
     assert seen == [1.2, 0.9, None, 0.85]
     assert recoup.plans(model)[0].peak_bytes == int(0.85 * budget)

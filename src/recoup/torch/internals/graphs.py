@@ -144,7 +144,7 @@ def communicates(node: fx.Node) -> bool:
 
 
 def _differs_each_time(node: fx.Node) -> bool:
-    """Whether a second run may differ in the last bits: ops that add with atomics on CUDA."""
+    """Whether a second run may differ: ops that add with atomics on CUDA, or choose among equals by chance."""
     value = node.meta.get("val")
     made = value if isinstance(value, tuple | list) else (value,)
     on_cuda = any(isinstance(one, torch.Tensor) and one.device.type == "cuda" for one in made)
@@ -169,7 +169,7 @@ _ATOMIC_BACKWARD = (
 )
 ATOMIC = {
     *("scatter_add", "scatter_reduce", "index_add", "index_reduce", "index_put", "_unsafe_index_put", "put", "cumsum"),
-    "nll_loss2d_forward",
+    *("nll_loss2d_forward", "bincount", "median", "nanmedian", "max_unpool2d", "max_unpool3d"),
     *(f"{name}_backward" for name in _ATOMIC_BACKWARD),
 }
 _CUDNN = ({"Cudnn", "CudnnTranspose"},)

@@ -204,10 +204,21 @@ class Skips(nn.Module):
         return self.after(torch.cat([skip, self.up(inside)], dim=1))
 
 
-@pytest.mark.parametrize("share", [0.6, 0.75])
-def test_the_first_prediction_is_right(tmp_path, monkeypatch, share):
+class Tied(nn.Module):
+    """A small language model whose vocabulary is used twice: two gradients that are added up, one of them early."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.inside = nn.Embedding(500, 32), nn.Sequential(*(Adds(32) for _ in range(6)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.inside(self.words(x)) @ self.words.weight.T, x)
+
+
+@pytest.mark.parametrize(("kind", "share", "off"), [(Skips, 0.6, 0.001), (Skips, 0.75, 0.001), (Tied, 0.7, 0.01)])
+def test_the_first_prediction_is_right(tmp_path, monkeypatch, kind, share, off):
     torch.manual_seed(0)
-    model = Skips()
+    model, x = kind(), torch.randn(8, 3, 96, 96) if kind is Skips else torch.randint(500, (2048,))
     tried: list[compiled._Tried] = []
     try_out = compiled._try_out
 
@@ -217,9 +228,9 @@ def test_the_first_prediction_is_right(tmp_path, monkeypatch, share):
 
     monkeypatch.setattr(compiled, "_try_out", remember)
     recoup.optimize(model, budget=share, cache=tmp_path, **COMPILED)
-    step(model, torch.randn(8, 3, 96, 96))
+    step(model, x)
     assert repeats(model) > 0
-    assert tried[0].peak_bytes == pytest.approx(tried[0].step.plan.peak_bytes, rel=0.001)
+    assert tried[0].peak_bytes == pytest.approx(tried[0].step.plan.peak_bytes, rel=off)
 
 
 class SumsUp(torch.autograd.Function):

@@ -138,6 +138,9 @@ class _PlannedPartitioner(CustomPartitionerFn):
         inductor_config.allow_buffer_reuse = False  # it keeps dead buffers for later ones, unaware of workspaces
         inductor_config.reorder_for_peak_memory = False  # unaware of them, too
         inductor_config._post_fusion_custom_pass = _IN_ORDER
+        for half in halves:
+            _keep_products(half.graph)
+            half.recompile()
         places = [[node.meta.get(_PLACE) for node in half.graph.nodes] for half in halves]
         self._places = repr((num_fwd_outputs, places))
         return halves
@@ -196,9 +199,28 @@ def keep_place(node: fx.Node, place: int, *, fixed: bool = False, own_kernel: bo
 def _may_be_fused(node1: Any, node2: Any) -> bool:
     """Whether two nodes of Inductor's scheduler are not kept at different places."""
     places = [*_places(node1), *_places(node2)]
-    if not any(place.fixed for place in places):
-        return True
-    return max(place.first for place in places) <= min(place.last for place in places)
+    return _meet(places) or not any(place.fixed for place in places)
+
+
+def _meet(places: Sequence[_Place]) -> bool:
+    """Whether there is a place where all may run."""
+    return max((place.first for place in places), default=0) <= min((place.last for place in places), default=0)
+
+
+def _keep_products(half: fx.Graph) -> None:
+    """Let a matrix product run where the plan has it, and not where it is added to something later, as the gradients of
+    a weight that is used twice are: Inductor would make one call of both, and keep what is multiplied until then.
+
+    The greater of a number and itself is a copy that Inductor does not take for none; it is made inside of the sum.
+    """
+    for node in half.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor):
+        for part in node.all_input_nodes:
+            is_product = part.target == torch.ops.aten.mm.default and part.meta["val"].is_floating_point()
+            if is_product and not _meet([part.meta[_PLACE], node.meta[_PLACE]]):
+                with half.inserting_before(node):
+                    copied = half.call_function(torch.ops.aten.maximum.default, (part, part))
+                copied.meta["val"] = part.meta["val"]
+                node.replace_input_with(part, copied)
 
 
 def _places(node: Any) -> list[_Place]:

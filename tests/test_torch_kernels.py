@@ -215,10 +215,25 @@ class Tied(nn.Module):
         return nn.functional.cross_entropy(self.inside(self.words(x)) @ self.words.weight.T, x)
 
 
-@pytest.mark.parametrize(("kind", "share", "off"), [(Skips, 0.6, 0.001), (Skips, 0.75, 0.001), (Tied, 0.7, 0.01)])
+class Twice(nn.Module):
+    """A weight that is used twice: the gradient that is made last goes to the sum at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared, self.inside = nn.Linear(64, 64), nn.Sequential(*(Adds(64) for _ in range(4)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.shared(self.inside(self.shared(x)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "share", "off"),
+    [(Skips, 0.6, 0.001), (Skips, 0.75, 0.001), (Tied, 0.7, 0.01), (Twice, 0.7, 0.001)],
+)
 def test_the_first_prediction_is_right(tmp_path, monkeypatch, kind, share, off):
     torch.manual_seed(0)
-    model, x = kind(), torch.randn(8, 3, 96, 96) if kind is Skips else torch.randint(500, (2048,))
+    inputs = {Skips: torch.randn(8, 3, 96, 96), Tied: torch.randint(500, (2048,)), Twice: torch.randn(2048, 64)}
+    model, x = kind(), inputs[kind]
     tried: list[compiled._Tried] = []
     try_out = compiled._try_out
 

@@ -111,7 +111,8 @@ class StepPlanner:
             if isinstance(found, Plan):
                 return self._done(found, plain, assumed)
             why = found.why()
-        predicted = " by the prediction, which compiled steps may exceed" if self.mode == "inductor" else ""
+        is_predicted = self.mode == "inductor" and why.endswith("works")
+        predicted = " by the prediction, which compiled steps may exceed" if is_predicted else ""
         raise BudgetError(
             f"a budget of {format_bytes(budget)} is not enough for this step ({format_bytes(resident)} are resident, "
             f"{format_bytes(plain.need + resident)} is its plain peak): {why}{predicted}"

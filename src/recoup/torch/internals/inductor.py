@@ -211,16 +211,27 @@ def _keep_products(half: fx.Graph) -> None:
     """Let a matrix product run where the plan has it, and not where it is added to something later, as the gradients of
     a weight that is used twice are: Inductor would make one call of both, and keep what is multiplied until then.
 
-    The greater of a number and itself is a copy that Inductor does not take for none; it is made inside of the sum.
+    Of two products it takes the second. Else the sum is given a copy, which is made inside of it: the greater of a
+    number and itself, which Inductor does not take for none.
     """
     for node in half.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor):
-        for part in node.all_input_nodes:
-            is_product = part.target == torch.ops.aten.mm.default and part.meta["val"].is_floating_point()
-            if is_product and not _meet([part.meta[_PLACE], node.meta[_PLACE]]):
-                with half.inserting_before(node):
-                    copied = half.call_function(torch.ops.aten.maximum.default, (part, part))
-                copied.meta["val"] = part.meta["val"]
-                node.replace_input_with(part, copied)
+        products = [part for part in node.all_input_nodes if _is_product(part)]
+        early = [part for part in products if not _meet([part.meta[_PLACE], node.meta[_PLACE]])]
+        if node.kwargs or not early:
+            continue
+        if len(products) > len(early):
+            node.args = (*early, *(part for part in products if part not in early))
+            continue
+        for part in early:
+            with half.inserting_before(node):
+                copied = half.call_function(torch.ops.aten.maximum.default, (part, part))
+            copied.meta["val"] = part.meta["val"]
+            node.replace_input_with(part, copied)
+
+
+def _is_product(node: fx.Node) -> bool:
+    """Whether it is one of floats; others have no maximum, or are not added up in gradients."""
+    return node.target == torch.ops.aten.mm.default and bool(node.meta["val"].is_floating_point())
 
 
 def _places(node: Any) -> list[_Place]:

@@ -139,8 +139,9 @@ class TestBreaks:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             planned(images()).backward()
-        with pytest.raises(recoup.CaptureError, match=f"not captured whole: .*{here}"):
-            recoup.plan(loss, images(), 1.0, cache=cache, **QUICK)
+        for budget in (1.0, "1KiB"):  # more of which would not help
+            with pytest.raises(recoup.CaptureError, match=f"not captured whole: .*{here}"):
+                recoup.plan(loss, images(), budget, cache=cache, **QUICK)
 
     def test_a_note_made_an_error_hides_no_other(self, cache):
         def loss(x):

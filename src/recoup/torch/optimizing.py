@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
-from recoup.errors import CaptureError, RecoupError, RecoupWarning, SettingError
+from recoup.errors import BudgetError, CaptureError, RecoupError, RecoupWarning, SettingError
 from recoup.planfile import Plan
 from recoup.torch.internals.calls import call_instead, called_instead, called_plainly, calls_itself, is_called_past
 from recoup.torch.internals.dynamo import (
@@ -208,10 +208,12 @@ def plan(
     args, kwargs = arguments(inputs)
     try:
         _in_place(target, planned)(*args, **kwargs)
-    except Planned as done:
+    except (Planned, BudgetError) as done:
         if session.breaks:
             why = f"a plan holds one graph, and this program is not captured whole: {_listed(session)}"
             raise CaptureError(why) from None
+        if isinstance(done, BudgetError):
+            raise
         return done.plan
     raise CaptureError("nothing in this step needs a gradient, so there is nothing to plan")
 

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 import recoup
-from recoup.torch.internals.graphs import ATOMIC
+from recoup.torch.internals.graphs import NONDETERMINISTIC
 from recoup.torch.internals.operators import _is_one_factor
 from tests.torch_helpers import QUICK, assert_same, check, images, net
 
@@ -124,9 +124,9 @@ def test_softshrink_of_a_gradient_that_overflows(cache):
     assert_same(gradients[1], gradients[0])
 
 
-def test_ops_that_add_with_atomics_have_their_names():
+def test_what_is_not_deterministic_has_its_name():
     newer = {"_upsample_lanczos2d_aa_backward", "_cudnn_attention_backward"}  # than torch 2.11
-    assert {name for name in ATOMIC if not hasattr(torch.ops.aten, name)} <= newer
+    assert {name for name in NONDETERMINISTIC if not hasattr(torch.ops.aten, name)} <= newer
 
 
 def test_the_kernels_of_other_programs_are_left_alone(cache):

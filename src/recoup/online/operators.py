@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from recoup.online.calls import flat_tensors
-from recoup.torch.internals.graphs import ATOMIC, COLLECTIVES
+from recoup.torch.internals.graphs import COLLECTIVES, NONDETERMINISTIC
 from recoup.torch.internals.tensors import is_made_of_others
 
 STATISTICS = slice(3, 5)
@@ -93,7 +93,7 @@ def read_traits(func: Any, device: torch.device) -> Traits:
         if argument.alias_info is not None and argument.alias_info.is_write:
             writes.append(argument.name if argument.kwarg_only else position)
         position += 0 if argument.kwarg_only else 1
-    differs = device.type == "cuda" and name.rstrip("_") in ATOMIC
+    differs = device.type == "cuda" and name.rstrip("_") in NONDETERMINISTIC
     return Traits(
         tuple(writes),
         any(isinstance(place, str) for place in writes),

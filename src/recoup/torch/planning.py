@@ -111,12 +111,11 @@ class StepPlanner:
             if isinstance(found, Plan):
                 return self._done(found, plain, assumed)
             why = found.why()
-        is_predicted = self.mode == "inductor" and why.endswith("works")
-        predicted = " by the prediction, which compiled steps may exceed" if is_predicted else ""
+        predicted = "; these are predictions, which a compiled step may exceed" if self.mode == "inductor" else ""
         raise BudgetError(
             f"a budget of {format_bytes(budget)} is not enough for this step ({format_bytes(resident)} are resident, "
-            f"{format_bytes(plain.need + resident)} is its plain peak): {why}{predicted}"
-            f"{self._room_for_loss(exact, budget)}"
+            f"{format_bytes(plain.need + resident)} is its plain peak): {why}"
+            f"{self._room_for_loss(exact, budget)}{predicted}"
         )
 
     def _room_for_loss(self, graph: Graph, budget: int) -> str:

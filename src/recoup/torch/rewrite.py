@@ -12,8 +12,8 @@ from torch import fx
 
 from recoup.torch.costs import tensors_of
 from recoup.torch.fusion import LARGE, is_view, node_bytes, readers
-from recoup.torch.internals.graphs import are_one_kernel, argument, gradients, no_longer_of_forward, output_node
-from recoup.torch.internals.inductor import gathers, is_fusible, is_generated, reads_shape_only
+from recoup.torch.internals.graphs import are_one_kernel, argument, call_on, gradients, output_node
+from recoup.torch.internals.inductor import gathers, is_fusible, is_generated, kept_copy, reads_shape_only
 from recoup.torch.joint import from_tangents
 
 aten = torch.ops.aten
@@ -91,11 +91,8 @@ def forget_pooled(module: fx.GraphModule, channels_last: bool) -> None:
 
 
 def _copied_part(part: fx.Node, source: fx.Node) -> fx.Node:
-    """A copy, if Inductor would generate the source of the part inside of what the part is read by.
-
-    The greater of a number and itself is a copy that Inductor does not take for none.
-    """
-    return _call(part.graph, aten.maximum.default, part, part) if _is_made_inside(source) else part
+    """A copy, if Inductor would generate the source of the part inside of what the part is read by."""
+    return kept_copy(part) if _is_made_inside(source) else part
 
 
 def _is_made_inside(part: fx.Node) -> bool:
@@ -148,19 +145,9 @@ def _copied(graph: fx.Graph, output: fx.Node, gradient: fx.Node, parameter: torc
     back = [order.index(dim) for dim in range(parameter.dim())]
     in_order = order == back == sorted(order)
     with graph.inserting_before(output):
-        node = gradient if in_order else _call(graph, aten.permute.default, gradient, order)
-        node = _call(graph, aten.clone.default, node, memory_format=torch.contiguous_format)
-        return node if in_order else _call(graph, aten.permute.default, node, back)
-
-
-def _call(graph: fx.Graph, target: Any, node: fx.Node, *args: Any, **kwargs: Any) -> fx.Node:
-    made = graph.call_function(target, (node, *args), kwargs)
-    made.meta.update(node.meta)
-    no_longer_of_forward(made)
-    given = fx.map_arg(args, lambda other: other.meta["val"])
-    with node.meta["val"].fake_mode:
-        made.meta["val"] = target(node.meta["val"], *given, **kwargs)
-    return made
+        node = gradient if in_order else call_on(graph, aten.permute.default, gradient, order)
+        node = call_on(graph, aten.clone.default, node, memory_format=torch.contiguous_format)
+        return node if in_order else call_on(graph, aten.permute.default, node, back)
 
 
 def _source(node: fx.Node) -> fx.Node:
@@ -241,7 +228,7 @@ def _copy_gradient(graph: fx.Graph, kernels: tuple[fx.Node, fx.Node], channels_l
     if for_weight.args[10][2] or (_lies_densely(fake) and not from_outside):  # type: ignore[index]
         return
     with graph.inserting_before(for_weight):
-        copied = _call(graph, aten.clone.default, gradient, memory_format=layout)
+        copied = call_on(graph, aten.clone.default, gradient, memory_format=layout)
     for kernel in kernels:
         kernel.update_arg(0, copied)
 

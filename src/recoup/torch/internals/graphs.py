@@ -87,9 +87,18 @@ def is_of_forward(node: fx.Node) -> bool:
     return bool(node.meta.get("partitioner_tag") == "is_forward")
 
 
-def no_longer_of_forward(node: fx.Node) -> None:
-    """What was added later says nothing about where the forward's trace ends, whatever it was made from."""
-    node.meta.pop("partitioner_tag", None)
+def call_on(graph: fx.Graph, target: Any, node: fx.Node, *args: Any, **kwargs: Any) -> fx.Node:
+    """A call of an operator on the node and others, described as the node is.
+
+    Added later, it says nothing about where the forward's trace ends.
+    """
+    made = graph.call_function(target, (node, *args), kwargs)
+    made.meta.update(node.meta)
+    made.meta.pop("partitioner_tag", None)
+    given = fx.map_arg(args, lambda other: other.meta["val"])
+    with node.meta["val"].fake_mode:
+        made.meta["val"] = target(node.meta["val"], *given, **kwargs)
+    return made
 
 
 def is_of_backward(node: fx.Node) -> bool:
@@ -148,7 +157,7 @@ def _differs_each_time(node: fx.Node) -> bool:
     value = node.meta.get("val")
     made = value if isinstance(value, tuple | list) else (value,)
     on_cuda = any(isinstance(one, torch.Tensor) and one.device.type == "cuda" for one in made)
-    return on_cuda and _packet_name(node) in ATOMIC
+    return on_cuda and _packet_name(node) in NONDETERMINISTIC
 
 
 def _packet_name(node: fx.Node) -> str:
@@ -156,7 +165,7 @@ def _packet_name(node: fx.Node) -> str:
 
 
 COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "_dtensor", "symm_mem")
-_ATOMIC_BACKWARD = (
+_NONDETERMINISTIC_BACKWARD = (
     *SMOOTH,
     *(f"_upsample_{kind}2d_aa" for kind in ("bilinear", "bicubic", "lanczos")),
     *("grid_sampler_2d", "grid_sampler_3d", "_ctc_loss"),
@@ -167,10 +176,10 @@ _ATOMIC_BACKWARD = (
     *("_flash_attention", "_efficient_attention", "_cudnn_attention"),
     *(f"{kind}_pad{sides}d" for kind in ("reflection", "replication") for sides in (1, 2, 3)),
 )
-ATOMIC = {
+NONDETERMINISTIC = {
     *("scatter_add", "scatter_reduce", "index_add", "index_reduce", "index_put", "_unsafe_index_put", "put", "cumsum"),
     *("nll_loss2d_forward", "bincount", "median", "nanmedian", "max_unpool2d", "max_unpool3d"),
-    *(f"{name}_backward" for name in _ATOMIC_BACKWARD),
+    *(f"{name}_backward" for name in _NONDETERMINISTIC_BACKWARD),
 }
 _CUDNN = ({"Cudnn", "CudnnTranspose"},)
 _ONEDNN = ({"Mkldnn", "MkldnnTranspose"}, {"Mkldnn", "???"})  # the transposed one has no name yet

@@ -24,7 +24,7 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from recoup.torch.internals.graphs import Partition, is_random
+from recoup.torch.internals.graphs import Partition, call_on, is_random
 
 
 @cache
@@ -211,8 +211,7 @@ def _keep_products(half: fx.Graph) -> None:
     """Let a matrix product run where the plan has it, and not where it is added to something later, as the gradients of
     a weight that is used twice are: Inductor would make one call of both, and keep what is multiplied until then.
 
-    Of two products it takes the second. Else the sum is given a copy, which is made inside of it: the greater of a
-    number and itself, which Inductor does not take for none.
+    Of two products it takes the second. Else the sum is given a copy, which is made inside of it.
     """
     for node in half.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor):
         products = [part for part in node.all_input_nodes if _is_product(part)]
@@ -224,13 +223,18 @@ def _keep_products(half: fx.Graph) -> None:
             continue
         for part in early:
             with half.inserting_before(node):
-                copied = half.call_function(torch.ops.aten.maximum.default, (part, part))
-            copied.meta["val"] = part.meta["val"]
+                copied = kept_copy(part)
+            copied.meta[_PLACE] = node.meta[_PLACE]
             node.replace_input_with(part, copied)
 
 
+def kept_copy(node: fx.Node) -> fx.Node:
+    """A copy that Inductor does not take for none: the greater of a number and itself."""
+    return call_on(node.graph, torch.ops.aten.maximum.default, node, node)
+
+
 def _is_product(node: fx.Node) -> bool:
-    """Whether it is one of floats; others have no maximum, or are not added up in gradients."""
+    """Whether it is one of floats: of complex numbers none is the greater."""
     return node.target == torch.ops.aten.mm.default and bool(node.meta["val"].is_floating_point())
 
 

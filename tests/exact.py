@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator
+from functools import cache
 from itertools import count
 
 from recoup import Graph
@@ -18,11 +19,13 @@ State = tuple[int, int, int, int]  # next first run, position within the stage, 
 
 class _Model:
     def __init__(self, graph: Graph, budget: int) -> None:
-        self.graph, self.room = graph, budget - graph.resident_bytes
+        self.room = budget - graph.resident_bytes
         made = {v for op in graph.ops for impl in op.implementations for v in impl.outputs}
         self.bit = {v.id: 1 << i for i, v in enumerate(graph.values) if v.id in made}
         self.size = {self.bit[v.id]: v.bytes for v in graph.values if v.id in made}
         self.required = self.mask(v for v in graph.outputs if v in made)
+        self.masks = [[self._masks(impl) for impl in op.implementations] for op in graph.ops]
+        self.bytes = cache(self._bytes)
         self.rest = [0.0] * (len(graph.ops) + 1)
         for i in range(len(graph.ops) - 1, -1, -1):
             fastest = 0 if graph.ops[i].optional else min(impl.time for impl in graph.ops[i].implementations)
@@ -34,19 +37,23 @@ class _Model:
             total |= self.bit.get(value, 0)
         return total
 
-    def bytes(self, live: int) -> int:
+    def _masks(self, impl) -> tuple[int, int, int, int, int]:
+        """What it reads, writes, replaces and writes over, and the bytes that it needs besides what is live."""
+        writes = self.mask(impl.outputs)
+        over = self.mask(impl.inplace[:1]) if impl.inplace else 0
+        new = writes & ~(self.mask(impl.inplace[1:]) if impl.inplace else 0)
+        return self.mask(impl.inputs), writes, writes & ~self.required, over, self._bytes(new) + impl.workspace
+
+    def _bytes(self, live: int) -> int:
         return sum(size for bit, size in self.size.items() if live & bit)
 
     def run(self, live: int, op: int, choice: int) -> int | None:
         """The live values after running one implementation; None if it cannot run."""
-        impl = self.graph.ops[op].implementations[choice]
-        reads, writes = self.mask(impl.inputs), self.mask(impl.outputs)
+        reads, writes, replaced, over, more = self.masks[op][choice]
         if reads & ~live:
             return None
-        live &= ~(writes & ~self.required)  # an old copy that is about to be replaced need not be there
-        over = self.mask(impl.inplace[:1]) if impl.inplace else 0
-        new = writes & ~(self.mask(impl.inplace[1:]) if impl.inplace else 0)
-        if self.bytes(live) + self.bytes(new) + impl.workspace > self.room:
+        live &= ~replaced  # an old copy that is about to be replaced need not be there
+        if self.bytes(live) + more > self.room:
             return None
         return (live | writes) & ~over
 

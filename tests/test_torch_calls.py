@@ -72,6 +72,17 @@ def test_a_module_that_is_not_called_as_others_are():
         recoup.plan(Past(3, 4), torch.randn(2, 3), budget=1.0)
 
 
+def test_lazy_layers_are_run_once_first(cache):
+    model, x = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d()), torch.randn(4, 3)
+    for door in (recoup.optimize, functools.partial(recoup.plan, inputs=x)):
+        with pytest.raises(recoup.CaptureError, match=r"Sequential has lazy layers.* run it once on an example"):
+            door(model, budget=1.0)
+    with torch.no_grad():
+        model(x)
+    recoup.optimize(model, budget=1.0, cache=cache, **QUICK)(x).sum().backward()
+    assert model[0].weight.grad.shape == (8, 3)
+
+
 def test_a_function_that_calls_it(cache):
     class Own(nn.Linear):
         def __call__(self, x):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from recoup.torch.compiled import _as_measured
 from recoup.torch.corrections import Corrections
 from recoup.torch.memory import measure_peak, resident_bytes
 from recoup.torch.models import MODELS, example
+from recoup.torch.store import Store
+from recoup.units import parse_bytes
 from tests.torch_helpers import QUICK, repeats, well_conditioned
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -183,6 +186,30 @@ def test_a_plan_that_comes_again_costs_no_attempt_as_long_as_nothing_fits(tmp_pa
         run(model, torch.randn(1024, 32), steps=1)
     assert len(tried) == 1
     assert len(asked) == compiled.MOST_PLANS
+
+
+def test_a_refusal_is_not_made_of_a_guess(tmp_path, monkeypatch):
+    """What another compilation was off by is where the search for a plan begins, and nothing that the step needs."""
+
+    def needs(folder) -> int:
+        model = recoup.optimize(blocks(), budget="800KiB", cache=tmp_path / folder, **COMPILED)
+        with pytest.raises(recoup.BudgetError) as refused:
+            run(model, torch.randn(1024, 32), steps=1)
+        return parse_bytes(re.search(r"needs at least ([\d.]+ \w+)", str(refused.value))[1])
+
+    first, recall = needs("without"), Store.recall
+    monkeypatch.setattr(
+        Store, "recall", lambda self, key: [2**20] if key.startswith("correction") else recall(self, key)
+    )
+    assert needs("with") == pytest.approx(first, rel=0.01)
+
+
+def test_where_steps_were_measured_a_refusal_says_what_they_took(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiled, "_measured", lambda *args: (0, 2**21, 1.0))
+    monkeypatch.setattr(compiled, "PLAIN", 0.0)
+    model = recoup.optimize(blocks(), budget="1.7MiB", cache=tmp_path, **COMPILED)
+    with pytest.raises(recoup.BudgetError, match=r"within 1.7 MiB: 2 MiB would have been enough for the smallest"):
+        run(model, torch.randn(1024, 32), steps=1)
 
 
 def test_a_fraction_is_of_what_the_plain_step_was_found_to_take(tmp_path, monkeypatch):

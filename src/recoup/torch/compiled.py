@@ -219,7 +219,7 @@ def compile_step(
         except BudgetError as problem:
             if best is not None:
                 break
-            refusal = refusal or problem
+            refusal = problem
             plain = partitioner.step
             if plain is None:
                 raise
@@ -227,7 +227,9 @@ def compile_step(
                 continue
             refused = partitioner.correction or 0
             if refused - planned < MARGIN * plain.budget:
-                raise refusal from None
+                if any(known):  # planned steps were measured, which says more than a prediction
+                    break
+                raise
             correction, plainly = corrections.refused(planned, refused), False
             continue
         finally:

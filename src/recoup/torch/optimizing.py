@@ -12,6 +12,7 @@ from typing import Any, TypeVar, Unpack, overload
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from recoup.errors import BudgetError, CaptureError, RecoupError, RecoupWarning, SettingError
@@ -120,6 +121,11 @@ def _step_of(target: Any) -> Callable[..., Any]:
         raise CaptureError(
             f"{name} is not called as other modules are, so no plan can be put in its place: optimize a function that "
             "calls it, or, of TorchScript, the module that it was made of"
+        )
+    if any(map(is_lazy, (*target.parameters(), *target.buffers()))):
+        raise CaptureError(
+            f"{name} has lazy layers, whose parameters have no sizes yet: run it once on an example under "
+            "torch.no_grad(), which gives them theirs, and then optimize it"
         )
     return called_plainly(target)
 

@@ -161,6 +161,7 @@ def _planned(function: Callable[..., Any], session: Session) -> Callable[..., An
             )
         if session.calls == 0 and _computed(result, (args, kwargs)):
             why = _listed(session) or "torch.compile(..., fullgraph=True) says where capturing stops"
+            why += ". Where that cannot be changed, 'with recoup.dtr(budget):' trains it without a plan"
             if (mode := active_mode()) is not None:
                 why = f"{mode} is on, and under a TorchDispatchMode it captures nothing"
             raise CaptureError(f"torch.compile captured nothing of this step, so it ran unplanned: {why}")

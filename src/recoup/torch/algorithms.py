@@ -133,7 +133,7 @@ def _try(
 ) -> None:
     """Where they will run, and within so many bytes where a number is given."""
     device = store.device
-    with real_tensors(device):
+    with real_tensors(device), store.saving():
         for count, (choice, (node, room)) in enumerate(untried.items()):
             listen(count, len(untried))
             measure = partial(measuring.measure, node, device, channels_last, room)
@@ -147,7 +147,6 @@ def _try(
             if kept is None:
                 store.remember(_kept_as(choice), _tried[choice])
     listen(len(untried), len(untried))
-    store.save()
 
 
 def _kept_as(choice: _Choice) -> str:

@@ -32,7 +32,7 @@ def profile(nodes: Iterable[fx.Node], store: Store, listen: Listener, channels_l
     missing = [(key, node) for key, node in distinct.items() if key not in costs]
     if missing and device.type == "cpu":
         refuse_profilers()
-    with real_tensors(device):
+    with real_tensors(device), store.saving():
         for count, (key, node) in enumerate(missing):
             listen(count, len(missing))
             costs[key] = measuring.measure(node, device, channels_last) or estimate(node, store.rates())
@@ -44,5 +44,4 @@ def profile(nodes: Iterable[fx.Node], store: Store, listen: Listener, channels_l
         return profile(nodes, store, listen, channels_last)
     if missing:
         listen(len(missing), len(missing))
-    store.save()
     return costs

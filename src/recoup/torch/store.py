@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,6 +107,14 @@ class Store:
             self._rates = measure_rates(self.device)
             self._changed = True
         return self._rates
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Whatever is remembered meanwhile is written at the end, also if the user ends it early."""
+        try:
+            yield
+        finally:
+            self.save()
 
     def save(self) -> None:
         """Write what is new, merged with what another process may have written meanwhile."""

@@ -79,6 +79,18 @@ def one_thread(looked_at: None) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture
+def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Inductor's kernels do nothing, which takes no compiler: numbers mean nothing, and memory is true."""
+    import torch._inductor.config as inductor
+    from torch._inductor.async_compile import AsyncCompile
+
+    for name in ("cpp", "cpp_pybinding"):
+        monkeypatch.setattr(AsyncCompile, name, lambda *_args, **_options: lambda *_given: None)
+    with inductor.patch(force_disable_caches=True, layout_optimization=False):
+        yield
+
+
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for measurements and plans that the tests of one file share."""

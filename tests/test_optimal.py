@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recoup import Graph, GraphBuilder, Implementation, Schedule, ScheduleError, simulate, solve
+from recoup import Graph, GraphBuilder, Implementation, Schedule, ScheduleError, simulate, solve, solving
 from recoup.generators import NETWORKS, chain, random_training, residual, unet_like
 from recoup.planners import dtr
 from recoup.planners.cuts import CutProgram
@@ -104,7 +104,8 @@ def test_chains(layers):
 
 
 @pytest.mark.parametrize("graph", [residual(3), unet_like(3), random_training(12, 1), random_training(12, 2)])
-def test_never_worse_than_other_planners(graph):
+def test_never_worse_than_other_planners(graph, monkeypatch):
+    monkeypatch.setattr(solving, "_with_smallest_budget", lambda solution: solution)  # nobody reads it here
     plain, floor = simulate(graph, Schedule.default(graph)).peak_bytes, memory_floor(graph).bytes
     for share in (0.7, 0.4, 0.2):
         budget = int(floor + share * (plain - floor))

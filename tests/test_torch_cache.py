@@ -70,6 +70,7 @@ def test_algorithms_that_are_others_in_each_process(tmp_path, monkeypatch):
     assert run(16) == (times, 0)  # in this one they were tried
 
 
+@pytest.mark.usefixtures("nothing_compiled")
 @pytest.mark.parametrize("mode", ["eager", "inductor"])
 def test_algorithms_that_are_others_in_each_thread(tmp_path, monkeypatch, mode):
     """Tried where the step will run them, and not while it is traced: a backward has no thread of its own then,
@@ -125,6 +126,7 @@ def choosing(monkeypatch):
     return begin
 
 
+@pytest.mark.usefixtures("nothing_compiled")
 @pytest.mark.parametrize(("mode", "budget"), [("eager", 0.8), ("eager", "1MiB"), ("inductor", "1MiB")])
 def test_algorithms_that_break_the_budget_are_chosen_again(tmp_path, choosing, mode, budget):
     """As cuDNN does where a workspace cannot be had; seconds are those of the algorithm then."""
@@ -254,6 +256,28 @@ def test_what_was_measured_before_a_library_was_given_up_is_measured_again(tmp_p
     assert set(before) <= set(after)
     monkeypatch.setattr(recoup.torch.measuring, "measure", never)
     recoup.plan(model, x, 1.0, cache=tmp_path, **QUICK)
+
+
+def test_what_was_measured_before_the_user_stopped_it_is_kept(tmp_path, monkeypatch):
+    honest, measured = recoup.torch.measuring.measure, []
+
+    def stopped(node, *rest):
+        if len(measured) == 3:
+            raise KeyboardInterrupt
+        measured.append(node.name)
+        return honest(node, *rest)
+
+    monkeypatch.setattr(recoup.torch.measuring, "measure", stopped)
+    model, x = net(), images()
+    with pytest.raises(KeyboardInterrupt):
+        recoup.plan(model, x, 1.0, cache=tmp_path, **QUICK)
+    after = []
+    monkeypatch.setattr(
+        recoup.torch.measuring, "measure", lambda node, *rest: after.append(node.name) or honest(node, *rest)
+    )
+    recoup.plan(model, x, 1.0, cache=tmp_path, **QUICK)
+    assert len(after) > 3
+    assert set(after).isdisjoint(measured)
 
 
 def test_a_broken_cache_is_no_problem(tmp_path):

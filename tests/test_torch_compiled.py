@@ -100,6 +100,7 @@ class Gated(nn.Module):
         return self.left(x).tanh() * self.right(x).tanh()
 
 
+@pytest.mark.usefixtures("nothing_compiled")
 def test_no_dead_buffer_is_kept_for_a_later_one(tmp_path, monkeypatch):
     """Inductor would, across a kernel whose workspace it does not know."""
     torch.manual_seed(0)
@@ -151,6 +152,7 @@ def test_writes_happen_once_and_trying_out_leaves_no_trace(tmp_path):
     assert all(int(buffer) == 1 for name, buffer in model.named_buffers() if name.endswith("num_batches_tracked"))
 
 
+@pytest.mark.usefixtures("nothing_compiled")
 def test_a_plan_is_compiled_once_and_has_the_peak_that_was_measured(tmp_path, monkeypatch):
     """However often corrections lead to it."""
     asked, tried = [], []
@@ -175,6 +177,7 @@ def test_a_plan_is_compiled_once_and_has_the_peak_that_was_measured(tmp_path, mo
         assert _as_measured(plan, plan.peak_bytes + more).peak_bytes == plan.peak_bytes + more
 
 
+@pytest.mark.usefixtures("nothing_compiled")
 def test_a_plan_that_comes_again_costs_no_attempt_as_long_as_nothing_fits(tmp_path, monkeypatch):
     tried, asked = [], []
     monkeypatch.setattr(planning, "known_by", lambda graph: "as before, if that fits")
@@ -188,6 +191,7 @@ def test_a_plan_that_comes_again_costs_no_attempt_as_long_as_nothing_fits(tmp_pa
     assert len(asked) == compiled.MOST_PLANS
 
 
+@pytest.mark.usefixtures("nothing_compiled")
 def test_a_refusal_is_not_made_of_a_guess(tmp_path, monkeypatch):
     """What another compilation was off by is where the search for a plan begins, and nothing that the step needs."""
 
@@ -204,6 +208,7 @@ def test_a_refusal_is_not_made_of_a_guess(tmp_path, monkeypatch):
     assert needs("with") == pytest.approx(first, rel=0.01)
 
 
+@pytest.mark.usefixtures("nothing_compiled")
 def test_where_steps_were_measured_a_refusal_says_what_they_took(tmp_path, monkeypatch):
     monkeypatch.setattr(compiled, "_measured", lambda *args: (0, 2**21, 1.0))
     monkeypatch.setattr(compiled, "PLAIN", 0.0)
@@ -212,6 +217,7 @@ def test_where_steps_were_measured_a_refusal_says_what_they_took(tmp_path, monke
         run(model, torch.randn(1024, 32), steps=1)
 
 
+@pytest.mark.usefixtures("nothing_compiled")
 def test_a_fraction_is_of_what_the_plain_step_was_found_to_take(tmp_path, monkeypatch):
     """Where it was tried: all of it is always enough. Bytes are bytes."""
     measure, found = compiled._measured, []
@@ -238,6 +244,7 @@ def test_a_fraction_is_of_what_the_plain_step_was_found_to_take(tmp_path, monkey
     assert recoup.plans(model)[0].peak_bytes <= budget
 
 
+@pytest.mark.usefixtures("nothing_compiled")
 def test_a_device_with_less_than_the_budget(tmp_path, monkeypatch):
     def run_out(*args):
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -248,6 +255,7 @@ def test_a_device_with_less_than_the_budget(tmp_path, monkeypatch):
         run(model, torch.randn(1024, 32), steps=1)
 
 
+@pytest.mark.usefixtures("nothing_compiled")
 def test_the_best_is_tried_again_where_memory_ran_out(tmp_path, monkeypatch):
     """cuDNN may have taken to other algorithms then, in less memory."""
     torch.manual_seed(0)
@@ -270,6 +278,7 @@ def test_the_best_is_tried_again_where_memory_ran_out(tmp_path, monkeypatch):
     assert recoup.plans(model)[0].peak_bytes == int(0.85 * budget)
 
 
+@pytest.mark.usefixtures("nothing_compiled")
 def test_what_a_trial_leaves_on_the_device_is_no_reason_to_plan_again(tmp_path, monkeypatch):
     """A library may take a workspace for good when it is first called: the measured peak is with it."""
     torch.manual_seed(0)
@@ -294,6 +303,7 @@ def test_what_a_trial_leaves_on_the_device_is_no_reason_to_plan_again(tmp_path, 
     del more
 
 
+@pytest.mark.usefixtures("nothing_compiled")
 def test_what_happens_outside_counts_when_a_step_is_tried(tmp_path):
     """A loss makes copies of what the model returns; those of the input, to undo the trial, are beside the memory."""
     torch.manual_seed(0)

@@ -43,7 +43,7 @@ def check(name, share, cache, autocast=False):
     made = example(name)
     model, plain = copy.deepcopy(made.model), copy.deepcopy(made.model)
     if autocast:
-        recoup.optimize(plain, budget=1.0, cache=cache, **{**QUICK, "planner": "checkpoint-all"})
+        recoup.optimize(plain, budget="1TiB", cache=cache, **{**QUICK, "planner": "checkpoint-all"})
     theirs = train(name, plain, made, autocast)
     del plain
     grows = 3 * sum(parameter.numel() for parameter in model.parameters())

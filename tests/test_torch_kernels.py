@@ -1,4 +1,4 @@
-"""When Inductor's kernels run, and what they hold. None is compiled here: numbers mean nothing, and memory is true."""
+"""When Inductor's kernels run, and what they hold."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
-from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.utils import fresh_cache
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -24,15 +23,6 @@ from tests.torch_helpers import QUICK, repeats
 pytestmark = pytest.mark.usefixtures("one_thread", "nothing_compiled")
 
 COMPILED = {**QUICK, "compile": "inductor"}
-
-
-@pytest.fixture
-def nothing_compiled(monkeypatch):
-    """Kernels that do nothing."""
-    for name in ("cpp", "cpp_pybinding"):
-        monkeypatch.setattr(AsyncCompile, name, lambda *_args, **_options: lambda *_given: None)
-    with inductor_config.patch(force_disable_caches=True, layout_optimization=False):
-        yield
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     for name in ("cpp", "cpp_pybinding"):
         monkeypatch.setattr(AsyncCompile, name, lambda *_args, **_options: lambda *_given: None)
-    with inductor.patch(force_disable_caches=True, layout_optimization=False):
+    with inductor.patch(force_disable_caches=True):
         yield
 
 

@@ -20,9 +20,16 @@ from recoup.torch.internals import inductor
 from tests.test_torch_plans import never
 from tests.torch_helpers import QUICK, repeats
 
-pytestmark = pytest.mark.usefixtures("one_thread", "nothing_compiled")
+pytestmark = pytest.mark.usefixtures("one_thread", "nothing_compiled", "as_on_cuda")
 
 COMPILED = {**QUICK, "compile": "inductor"}
+
+
+@pytest.fixture
+def as_on_cuda():
+    """Not channels last, which Inductor always chooses on a CPU."""
+    with inductor_config.patch(layout_optimization=False):
+        yield
 
 
 @pytest.fixture
@@ -209,13 +216,33 @@ class Twice(nn.Module):
         return self.shared(self.inside(self.shared(x)))
 
 
+class Views(Adds):
+    """A sum that several read, through a view of it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = x + nn.functional.dropout(self.inside(x), 0.1)
+        return y.flatten(0, 1) if y.dim() == 3 else y.unflatten(0, (64, -1))
+
+
+class Viewed(nn.Sequential):
+    """A chain of them, with more and more to add up where none is written down."""
+
+    def __init__(self) -> None:
+        super().__init__(*(Views(64) for _ in range(6)))
+
+
 @pytest.mark.parametrize(
     ("kind", "share", "off"),
-    [(Skips, 0.6, 0.001), (Skips, 0.75, 0.001), (Tied, 0.7, 0.01), (Twice, 0.7, 0.001)],
+    [(Skips, 0.6, 0.001), (Skips, 0.75, 0.001), (Tied, 0.7, 0.01), (Twice, 0.7, 0.001), (Viewed, 0.7, 0.01)],
 )
 def test_the_first_prediction_is_right(tmp_path, monkeypatch, kind, share, off):
     torch.manual_seed(0)
-    inputs = {Skips: torch.randn(8, 3, 96, 96), Tied: torch.randint(500, (2048,)), Twice: torch.randn(2048, 64)}
+    inputs = {
+        Skips: torch.randn(8, 3, 96, 96),
+        Tied: torch.randint(500, (2048,)),
+        Twice: torch.randn(2048, 64),
+        Viewed: torch.randn(64, 32, 64),
+    }
     model, x = kind(), inputs[kind]
     tried: list[compiled._Tried] = []
     try_out = compiled._try_out

@@ -10,6 +10,7 @@ A fused kernel costs the bytes that it reads and writes. Only forward kernels ar
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -42,7 +43,7 @@ def folded_nodes(module: fx.GraphModule, channels_last: bool = False) -> set[fx.
             continue
         read = set().union(*(reads[other] for other in node.all_input_nodes))
         large = sum(node_bytes(other) >= LARGE for other in read)
-        reused = len(node.users) > 1 and large >= (READS + 1 if node in in_backward else 2)
+        reused = large >= (READS + 1 if node in in_backward else 2) and _is_reused(node)
         if is_view(node):
             inside = any(other in folded for other in node.all_input_nodes)
             reads[node] = read
@@ -101,6 +102,11 @@ def _read_by_other_kernels(graph: fx.Graph) -> set[fx.Node]:
                 found.add(other)
                 stack.extend(other.all_input_nodes if is_view(other) else ())
     return found
+
+
+def _is_reused(node: fx.Node) -> bool:
+    """Whether several nodes read it, if only through views."""
+    return next(itertools.islice(readers(node), 1, None), None) is not None
 
 
 def _is_read_often(node: fx.Node) -> bool:

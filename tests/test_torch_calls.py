@@ -78,9 +78,10 @@ def test_lazy_layers_are_run_once_first(cache):
         with pytest.raises(recoup.CaptureError, match=r"Sequential has lazy layers.* run it once on an example"):
             door(model, budget=1.0)
     with torch.no_grad():
-        model(x)
-    recoup.optimize(model, budget=1.0, cache=cache, **QUICK)(x).sum().backward()
+        model.eval()(x)
+    recoup.optimize(model.train(), budget=1.0, cache=cache, **QUICK)(x).sum().backward()
     assert model[0].weight.grad.shape == (8, 3)
+    assert int(model[1].num_batches_tracked) == 1
 
 
 def test_a_function_that_calls_it(cache):

@@ -245,13 +245,15 @@ def test_a_fraction_is_of_what_the_plain_step_was_found_to_take(tmp_path, monkey
 
 
 @pytest.mark.usefixtures("nothing_compiled")
-def test_a_device_with_less_than_the_budget(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("budget", "plain"), [("80 GiB", compiled.PLAIN), ("2 MiB", 0.0)])
+def test_a_device_with_less_than_the_budget(tmp_path, monkeypatch, budget, plain):
     def run_out(*args):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(compiled, "_measured", run_out)
-    model = recoup.optimize(blocks(), budget="80GiB", cache=tmp_path, **COMPILED)
-    with pytest.raises(recoup.BudgetError, match="ran out of memory in trying out steps that would fit into 80 GiB"):
+    monkeypatch.setattr(compiled, "PLAIN", plain)
+    model = recoup.optimize(blocks(), budget=budget, cache=tmp_path, **COMPILED)
+    with pytest.raises(recoup.BudgetError, match=f"ran out of memory in trying out steps that would fit into {budget}"):
         run(model, torch.randn(1024, 32), steps=1)
 
 

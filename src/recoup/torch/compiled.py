@@ -227,7 +227,7 @@ def compile_step(
                 continue
             refused = partitioner.correction or 0
             if refused - planned < MARGIN * plain.budget:
-                if any(known):  # planned steps were measured, which says more than a prediction
+                if any(steps for steps in known):  # planned steps were tried, which says more than a prediction
                     break
                 raise
             correction, plainly = corrections.refused(planned, refused), False
@@ -259,7 +259,7 @@ def compile_step(
         well = well or planner.settings.plan is not None
         if fits and well:
             break
-        if room < 0:
+        if room < 0 and math.isfinite(tried.seconds):
             over = room if over == 0 else max(over, room)
         if partitioner.anyway:
             correction = min(0, tried.peak_bytes - step.plan.peak_bytes)
@@ -279,8 +279,8 @@ def compile_step(
         )
     if best is None:
         raise BudgetError(
-            f"no compiled step was found within {format_bytes(budget)}: {format_bytes(budget - over)} would have been "
-            "enough for the smallest that was tried"
+            f"no compiled step was found within {format_bytes(budget)}: {format_bytes(budget - over, up=True)} would "
+            "have been enough for the smallest that was tried"
         )
     if best.step.repeats:
         planner.store.keep(partitioner.key, [best.correction])

@@ -124,8 +124,8 @@ def _step_of(target: Any) -> Callable[..., Any]:
         )
     if any(map(is_lazy, (*target.parameters(), *target.buffers()))):
         raise CaptureError(
-            f"{name} has lazy layers, whose parameters have no sizes yet: run it once on an example under "
-            "torch.no_grad(), which gives them theirs, and then optimize it"
+            f"{name} has lazy layers, whose parameters have no sizes yet: run it once on an example, in eval mode and "
+            "under torch.no_grad(), which gives them theirs, and then optimize it"
         )
     return called_plainly(target)
 
@@ -160,10 +160,11 @@ def _planned(function: Callable[..., Any], session: Session) -> Callable[..., An
                 "inside a torch.func transform (grad, vmap) nothing can be planned: optimize what applies it instead"
             )
         if session.calls == 0 and _computed(result, (args, kwargs)):
-            why = _listed(session) or "torch.compile(..., fullgraph=True) says where capturing stops"
-            why += ". Where that cannot be changed, 'with recoup.dtr(budget):' trains it without a plan"
             if (mode := active_mode()) is not None:
-                why = f"{mode} is on, and under a TorchDispatchMode it captures nothing"
+                why = f"under a TorchDispatchMode it captures nothing, and {mode} is on: do without one of the two"
+            else:
+                where = _listed(session) or "torch.compile(..., fullgraph=True) says where capturing stops"
+                why = f"{where}. Where that is to stay, recoup.dtr trains it within a budget, without recoup.optimize"
             raise CaptureError(f"torch.compile captured nothing of this step, so it ran unplanned: {why}")
         return result
 

@@ -227,7 +227,7 @@ def compile_step(
                 continue
             refused = partitioner.correction or 0
             if refused - planned < MARGIN * plain.budget:
-                if any(steps for steps in known):  # planned steps were tried, which says more than a prediction
+                if any(known):  # more than the plain step, which has no schedule, was tried: that is no prediction
                     break
                 raise
             correction, plainly = corrections.refused(planned, refused), False

@@ -161,7 +161,7 @@ def _planned(function: Callable[..., Any], session: Session) -> Callable[..., An
             )
         if session.calls == 0 and _computed(result, (args, kwargs)):
             if (mode := active_mode()) is not None:
-                why = f"under a TorchDispatchMode it captures nothing, and {mode} is on: do without one of the two"
+                why = f"{mode} is on, a TorchDispatchMode, under which it captures nothing: call it outside of that"
             else:
                 where = _listed(session) or "torch.compile(..., fullgraph=True) says where capturing stops"
                 why = f"{where}. Where that is to stay, recoup.dtr trains it within a budget, without recoup.optimize"

@@ -38,7 +38,12 @@ def test_they_grow_where_the_peak_does_not_see_them():
 
 def test_they_stay_below_what_was_refused():
     corrections = Corrections()
-    assert corrections.refused(0, 40) == 20
+    assert corrections.refused(0, 40, margin=3) == 20
     assert corrections.next(20, 30, fits=False, margin=3) == 30
-    assert corrections.refused(20, 30) == 25
+    assert corrections.refused(20, 30, margin=3) == 25
     assert corrections.next(25, 1, fits=False, margin=1) == 28
+
+
+def test_where_little_is_left_to_take_off_all_of_it_is():
+    assert Corrections().refused(0, 3, margin=3) == 1
+    assert Corrections().refused(0, 2, margin=3) == 0

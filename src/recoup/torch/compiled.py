@@ -225,12 +225,12 @@ def compile_step(
                 raise
             if plainly and not partitioner.anyway and plain.plan.peak_bytes <= DOUBTFUL * plain.budget:
                 continue
-            refused = partitioner.correction or 0
-            if refused - planned < MARGIN * plain.budget:
-                if any(known):  # more than the plain step, which has no schedule, was tried: that is no prediction
-                    break
+            refused, margin = partitioner.correction or 0, MARGIN * plain.budget
+            if any(known) and refused - planned < margin:  # more than the plain step was tried: that is no prediction
+                break
+            if refused <= planned:
                 raise
-            correction, plainly = corrections.refused(planned, refused), False
+            correction, plainly = corrections.refused(planned, refused, margin), False
             continue
         finally:
             planner = partitioner.planner

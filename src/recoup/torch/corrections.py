@@ -17,10 +17,10 @@ class Corrections:
         self._too_low: int | None = None
         self._enough: int | None = None
 
-    def refused(self, planned: int, correction: int) -> int:
+    def refused(self, planned: int, correction: int, margin: float) -> int:
         """With ``correction`` there is no plan: the last plan was off by so much, another need not be."""
         self._refused = correction  # each below the one before, since no guess reaches what was refused
-        return (planned + correction) // 2
+        return (planned + correction) // 2 if correction - planned >= margin else planned
 
     def next(self, planned: int, error: int, fits: bool, margin: int) -> int | None:
         """With ``planned``, the peak was ``error`` bytes above the prediction; None if nothing new is left to try."""

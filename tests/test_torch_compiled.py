@@ -192,7 +192,8 @@ def test_a_plan_that_comes_again_costs_no_attempt_as_long_as_nothing_fits(tmp_pa
 
 
 @pytest.mark.usefixtures("nothing_compiled")
-def test_a_refusal_is_not_made_of_a_guess(tmp_path, monkeypatch):
+@pytest.mark.parametrize("guess", [2**20, -(2**17)])
+def test_a_refusal_is_not_made_of_a_guess(tmp_path, monkeypatch, guess):
     """What another compilation was off by is where the search for a plan begins, and nothing that the step needs."""
 
     def needs(folder) -> int:
@@ -203,7 +204,7 @@ def test_a_refusal_is_not_made_of_a_guess(tmp_path, monkeypatch):
 
     first, recall = needs("without"), Store.recall
     monkeypatch.setattr(
-        Store, "recall", lambda self, key: [2**20] if key.startswith("correction") else recall(self, key)
+        Store, "recall", lambda self, key: [guess] if key.startswith("correction") else recall(self, key)
     )
     assert needs("with") == first
 

@@ -134,6 +134,24 @@ class TestLosses:
             z.sum().backward()
         assert_same(state(model), state(plain))
 
+    def test_several_backwards_after_ordinary_ones(self, cache):
+        model = net(dropout=0.2)
+        plain = copy.deepcopy(model)
+        x = images()
+        recoup.optimize(model, budget=tight(model, x, 0.3, cache, 0.05), cache=cache, **QUICK)
+
+        def train(each):
+            torch.manual_seed(0)
+            each(x).square().mean().backward()
+            loss = each(x).square().mean()
+            loss.backward(retain_graph=True)
+            loss.backward()
+
+        train(plain)
+        with pytest.warns(recoup.RecoupWarning, match="keeps what the plan frees"):
+            train(model)
+        assert_same(state(model), state(plain))
+
     def test_a_loss_of_one_output_only(self, cache):
         model = Outputs("tuple")
         check(model, (torch.randn(256, 8),), cache, loss=lambda outputs: outputs[1].square().sum(), steps=2)

@@ -228,7 +228,7 @@ def compile_step(
             refused, margin = partitioner.correction or 0, MARGIN * plain.budget
             if any(known) and refused - planned < margin:  # more than the plain step was tried: that is no prediction
                 break
-            if refused <= planned:
+            if refused == planned or (refused < planned and correction is not None):  # this step's own error, measured
                 raise
             correction, plainly = corrections.refused(planned, refused, margin), False
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -12,10 +13,16 @@ from torch import fx
 from torch._dynamo.convert_frame import compile_lock
 from torch._functorch._aot_autograd.descriptors import PlainAOTInput
 from torch._functorch.aot_autograd import aot_module_simplified
+from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._prims import rng_prims
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 from torch.fx.graph import _BoxedCodeGen
 
+from recoup.errors import RecoupWarning
 from recoup.torch.internals.operators import SMOOTH, plain_operators
 
 UNTRACEABLE = (DataDependentOutputException, DynamicOutputShapeException)  # what depends on numbers in a tensor
@@ -34,16 +41,41 @@ def compile_joint(
     """
 
     def split(joint: fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
-        tracing.close()  # planning may take a while, and other threads see these operators
+        operators.close()  # planning may take a while, and other threads see these operators
         return partition(joint, num_fwd_outputs)
 
     def run(gm: fx.GraphModule, example_inputs: Any) -> Any:
         return boxed(gm)
 
-    with compile_lock, ExitStack() as tracing:
-        tracing.enter_context(plain_operators(for_gpu))
-        function = aot_module_simplified(module, list(args), fw_compiler=run, bw_compiler=run, partition_fn=split)
+    def run_backward(gm: fx.GraphModule, example_inputs: Any) -> Any:
+        return _warning_if_retained(boxed(gm))
+
+    context = TracingContext.try_get() or TracingContext(detect_fake_mode(args) or FakeTensorMode())
+    with compile_lock, tracing(context), ExitStack() as operators:
+        operators.enter_context(plain_operators(for_gpu))
+        function = aot_module_simplified(
+            module, list(args), fw_compiler=run, bw_compiler=run_backward, partition_fn=split
+        )
+    if context.fw_metadata is not None and context.fw_metadata.bw_donated_idxs:
+        context.fw_metadata.bw_donated_idxs.clear()  # nothing writes over what is saved, so backwards may be repeated
     return torch._dynamo.disable(function, reason="recoup runs this graph by its plan")
+
+
+def _warning_if_retained(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """The backward, which tells where autograd holds on to what was saved for it until another one."""
+
+    def run(args: list[Any]) -> Any:
+        if torch._C._autograd._get_current_graph_task_keep_graph():
+            warnings.warn(
+                "backward(retain_graph=True) keeps what the plan frees, so that the step may take more than its "
+                "budget: several losses need but one backward of their sum",
+                RecoupWarning,
+                stacklevel=2,
+            )
+        return backward(args)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
 
 
 def boxed(module: fx.GraphModule) -> Callable[..., Any]:

@@ -18,11 +18,9 @@ import recoup.torch.split
 from recoup.torch import compiled
 from recoup.torch.internals import inductor
 from tests.test_torch_plans import never
-from tests.torch_helpers import QUICK, repeats
+from tests.torch_helpers import COMPILED, repeats
 
 pytestmark = pytest.mark.usefixtures("one_thread", "nothing_compiled", "as_on_cuda")
-
-COMPILED = {**QUICK, "compile": "inductor"}
 
 
 @pytest.fixture

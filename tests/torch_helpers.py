@@ -14,6 +14,7 @@ from torch import nn
 import recoup
 
 QUICK: dict[str, Any] = {"time_limit": 0.4, "gap": 0.05, "compile": "eager"}
+COMPILED = {**QUICK, "compile": "inductor"}
 
 
 def tight(target: Callable[..., Any], inputs: Any, share: float, cache: Path | bool, slack: float = 0.0) -> float:
@@ -147,6 +148,28 @@ def net(*, width=8, dropout=0.0, norm=False):
         layers += [nn.ReLU(inplace=True)]
         layers += [nn.Dropout(dropout)] if dropout else []
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 4))
+
+
+def blocks(count: int = 2) -> nn.Sequential:
+    """Blocks of linear layers with batch norm and dropout, which compile quickly."""
+    torch.manual_seed(0)
+    layers = [
+        nn.Sequential(nn.Linear(32, 128), nn.BatchNorm1d(128), nn.GELU(), nn.Dropout(0.1), nn.Linear(128, 32))
+        for _ in range(count)
+    ]
+    return nn.Sequential(*layers)
+
+
+def run(model, x, steps: int = 2) -> list[float]:
+    """Forwards and backwards without an optimizer, each from a seed of its own, and their losses."""
+    losses = []
+    for seed in range(steps):
+        torch.manual_seed(seed)
+        model.zero_grad(set_to_none=True)
+        loss = model(x).square().mean()
+        loss.backward()
+        losses.append(loss.item())
+    return losses
 
 
 def images(batch=4, side=16):
